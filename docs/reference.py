@@ -93,7 +93,7 @@ def config_fields() -> str:
     from jaxtrain.config import help as config_help
 
     seen: dict[tuple[str, type[object]], config_help.Section] = {}
-    for name in ("h100_1", "demo_mlm", "demo_gpt", "a6000_medium"):
+    for name in ("h100_1", "demo_mlm", "ettin_150m_h100_8", "demo_gpt", "a6000_medium"):
         for one in config_help.sections(config.named(name)):
             seen.setdefault((one.name, one.kind), one._replace(value=None))
     parts = []
@@ -118,6 +118,7 @@ def config_fields() -> str:
 _OWNERS = {
     "jaxtrain.models.video_ae.config": "video autoencoder",
     "jaxtrain.models.mlm": "masked LM",
+    "jaxtrain.models.modern_bert": "ModernBERT",
     "jaxtrain.models.gpt": "GPT",
     "jaxtrain.models.llama": "Llama",
     "jaxtrain.data.video.config": "videos",

@@ -155,8 +155,8 @@ class Fill(Precise):
     """Prints the most likely tokens for each [MASK] of a text, with their probabilities.
 
     SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest checkpoint), a
-    transformers folder (BertForMaskedLM), or hf:ORG/MODEL on the Hub. Each mask is filled while the
-    others stay masked.
+    transformers folder (BertForMaskedLM, ModernBertForMaskedLM), or hf:ORG/MODEL on the Hub. Each
+    mask is filled while the others stay masked.
     """
 
     module = "text"
@@ -350,10 +350,10 @@ class Import(Command):
     OUT also stores the config of the model, so that all commands and --model.init_from accept it.
     Reading a .pth file requires PyTorch.
 
-    DIR is a transformers folder (BertForMaskedLM, LlamaForCausalLM, or NanoChatForCausalLM) with
-    the tokenizer, or such a model on the Hugging Face Hub: hf:ORG/MODEL[@REVISION]. OUT is then
-    also a folder, without the pooler and the next-sentence head of BertForPreTraining.
-    hf:ORG/MODEL:FILE is a weights file on the Hub.
+    DIR is a transformers folder (BertForMaskedLM, ModernBertForMaskedLM, LlamaForCausalLM, or
+    NanoChatForCausalLM) with the tokenizer, or such a model on the Hugging Face Hub:
+    hf:ORG/MODEL[@REVISION]. OUT is then also a folder, without the pooler and the next-sentence
+    head of BertForPreTraining. hf:ORG/MODEL:FILE is a weights file on the Hub.
     """
 
     module = "weights"

@@ -6,7 +6,7 @@ Shapes: B sequences, S tokens, M predicted positions, D hidden width, V vocabula
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class MaskedConfig(ModelConfig):
 
     task = "fill"
     usage = 'fill {run} "Paris is the [MASK] of France."'
-    not_in_weights = (("heads", "heads"),)
+    not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = (("heads", "heads"),)
 
     vocab_size: bounds.Words
     """Vocabulary size, including the five special tokens (rows of the embedding)."""

@@ -24,6 +24,9 @@ IGNORED = -1
 # Head widths that cuDNN's attention supports on every GPU since A100.
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
+# Queries of a block of local attention, as a multiple of its reach. Each block has a copy of its
+# keys and values: with 1, local layers move 1.6 times as many bytes (benchmarks/LOG.md).
+_BLOCK = 4
 
 
 Batch = dict[str, jax.Array]
@@ -143,6 +146,78 @@ def attend(
     if visible_BQS is None:
         return _causal_attention(q_BSNK, k_BSHK, v_BSHK, window=window)
     return _visible_attention(q_BSNK, k_BSHK, v_BSHK, visible_BQS, rate, keys_B)
+
+
+def near_blocks(segments_BS: jax.Array, reach: int) -> jax.Array:
+    """Returns the keys that each query of a block sees, for :func:`attend_near`.
+
+    They are those of the query's segment that are at most `reach` positions away.
+
+    Args:
+        segments_BS: the number of each token's segment, such as its document, at least 0.
+        reach: at least 1.
+
+    Returns:
+        bool [B, C, L, T]: C blocks of L queries, at most `_BLOCK` times `reach`, and the T keys of
+        each block and of `reach` positions on each side.
+    """
+    length = segments_BS.shape[1]
+    length = max(reach, min(_BLOCK * reach, length + length % 2))
+    query_BCL, key_BCT = (
+        _blocks(segments_BS, length, 0, -1),
+        _blocks(segments_BS, length, reach, -1),
+    )
+    query_L1, key_1T = jnp.arange(length)[:, None], jnp.arange(-reach, length + reach)[None]
+    near_LT = jnp.abs(query_L1 - key_1T) <= reach
+    return (query_BCL[..., None] == key_BCT[:, :, None]) & near_LT[None, None]
+
+
+def attend_near(
+    q_BSNK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array, visible_BCLT: jax.Array
+) -> jax.Array:
+    """Computes attention to the keys nearby, with scores [B, C, N, L, T]: linear in S.
+
+    cuDNN's attention has a window to both sides only with a causal mask, and a mask [S, S] would
+    compute all scores.
+
+    Args:
+        q_BSNK: queries.
+        k_BSNK: keys.
+        v_BSNK: values.
+        visible_BCLT: of :func:`near_blocks`.
+
+    Returns:
+        [B, S, N, K], in the dtype of the queries.
+    """
+    (b, s, *heads), (_, _, length, keys) = q_BSNK.shape, visible_BCLT.shape
+    q_BCLNK = _blocks(q_BSNK, length, 0)
+    k_BCTNK, v_BCTNK = (_blocks(x, length, (keys - length) // 2) for x in (k_BSNK, v_BSNK))
+    # Each block becomes an example, and stays on the device of its sequence.
+    blocks = (x.reshape(-1, *x.shape[2:]) for x in (q_BCLNK, k_BCTNK, v_BCTNK, visible_BCLT))
+    return attend(*blocks).reshape(b, -1, *heads)[:, :s]
+
+
+def _blocks(x_BS: jax.Array, length: int, reach: int, fill: int = 0) -> jax.Array:
+    """Divides sequences [B, S, ...] into blocks, with the ends of their neighbors.
+
+    Args:
+        x_BS: the sequences.
+        length: of a block.
+        reach: positions of the blocks before and after it to add, at most `length`.
+        fill: what is beyond the ends of a sequence.
+
+    Returns:
+        [B, C, reach + length + reach, ...].
+    """
+    b, s, *others = x_BS.shape
+    pads = ((0, 0), (0, -s % length)) + ((0, 0),) * len(others)
+    x_BCL = jnp.pad(x_BS, pads, constant_values=fill).reshape(b, -1, length, *others)
+    if not reach:
+        return x_BCL
+    end_BCR = jnp.full((b, 1, reach, *others), fill, x_BS.dtype)
+    before_BCR = jnp.concatenate([end_BCR, x_BCL[:, :-1, length - reach :]], axis=1)
+    after_BCR = jnp.concatenate([x_BCL[:, 1:, :reach], end_BCR], axis=1)
+    return jnp.concatenate([before_BCR, x_BCL, after_BCR], axis=2)
 
 
 def _obstacle(q_BSNK: jax.Array, visible_BQS: jax.Array | None, rate: float) -> str | None:

@@ -18,7 +18,7 @@ from jaxtrain.data.text import specials, tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import fill_mask
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import mlm
+from jaxtrain.models import mlm, modern_bert
 from jaxtrain.storage import tensor_files
 
 VOCABULARY = [*specials.NAMES, "paris", "is", "the", "capital", "of", "france"]
@@ -29,7 +29,7 @@ def run(*arguments: Any) -> int:
     return main.main([*map(str, arguments)])
 
 
-def params_of(model: mlm.Config) -> dict[str, np.ndarray]:
+def params_of(model: Any) -> dict[str, np.ndarray]:
     """Returns random values, also for parameters that start as zeros or ones."""
     rng = np.random.default_rng(0)
     flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param))
@@ -41,31 +41,51 @@ def params_of(model: mlm.Config) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small exported model."""
-    path = tmp_path_factory.mktemp("export") / "hf"
-    model = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(VOCABULARY), ff=24)
+    """A small exported BERT."""
+    return exported(tmp_path_factory.mktemp("export") / "hf", mlm.Config.tiny())
+
+
+def exported(path: Path, tiny: Any) -> Path:
+    model = dataclasses.replace(tiny, vocab_size=len(VOCABULARY), ff=24)
     huggingface.check_target(path)
     wordpiece = tokenizer.wordpiece({word: i for i, word in enumerate(VOCABULARY)})
     huggingface.write(path, model, params_of(model), wordpiece)
     return path
 
 
+@pytest.fixture(scope="module", params=["mlm", "modern_bert"])
+def any_folder(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """An exported model of each kind."""
+    if request.param == "mlm":
+        return folder
+    return exported(tmp_path_factory.mktemp("export") / "hf", modern_bert.Config.tiny())
+
+
 @pytest.fixture(scope="module")
-def masked(folder: Path) -> fill_mask.MaskedModel:
-    return fill_mask.MaskedModel(folder)
+def masked(any_folder: Path) -> fill_mask.MaskedModel:
+    return fill_mask.MaskedModel(any_folder)
 
 
 def test_import_and_export_change_nothing(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    any_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("import", folder, tmp_path / "in") == 0
-    assert "2 layers, 2 heads, width 16, 11 tokens, 16 positions" in capsys.readouterr().out
+    of_bert = json.loads((any_folder / "config.json").read_text())["model_type"] == "bert"
+    layers = 2 if of_bert else 4
+    assert run("import", any_folder, tmp_path / "in") == 0
+    printed = capsys.readouterr().out
+    assert f"{layers} layers, 2 heads, width 16, 11 tokens, 16 positions" in printed
     assert run("export", tmp_path / "in", tmp_path / "out", "--format", "hf") == 0
     # Token types: 2 x 16 parameters, which jaxtrain adds to its positions.
-    assert "parameters of mlm (+32 that the exported" in capsys.readouterr().out
-    for path in folder.iterdir():
+    parameters = "mlm (+32 that the exported" if of_bert else "modern_bert"
+    assert f"parameters of {parameters}" in capsys.readouterr().out
+    for path in any_folder.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-    assert run("export", folder, tmp_path / "file.safetensors") == 0
+    assert run("export", any_folder, tmp_path / "file.safetensors") == 0
+
+
+def test_weights_without_their_config_are_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=r"number of attention heads does not follow"):
         mlm.Config.guess(safetensors.numpy.load_file(folder / "model.safetensors"), "file")
 
@@ -262,8 +282,9 @@ def test_probabilities_are_those_of_the_model(masked: fill_mask.MaskedModel) -> 
 
 
 def test_commands(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], masked: Any
+    any_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], masked: Any
 ) -> None:
+    folder = any_folder
     assert run("fill", folder, "Paris is the [MASK] of France.", "--top", 2) == 0
     lines = capsys.readouterr().out.splitlines()
     best = masked.fill("Paris is the [MASK] of France.", 2)[0][0]

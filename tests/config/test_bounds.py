@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.models import gpt, llama, mlm, video_ae
+from jaxtrain.models import gpt, llama, mlm, modern_bert, video_ae
 
 MODELS: dict[str, Any] = {
     "gpt": gpt.Config.tiny(),
     "llama": llama.Config.tiny(),
     "mlm": mlm.Config.tiny(),
+    "modern_bert": modern_bert.Config.tiny(),
     "video_ae": video_ae.Config.tiny(),
 }
 SIZES = {
@@ -22,12 +23,14 @@ SIZES = {
         "loss_piece",
     ),
     "mlm": ("vocab_size", "sequence_length", "hidden", "layers", "heads", "ff", "pad_id"),
+    "modern_bert": ("hidden", "layers", "heads", "ff", "local_attention"),
     "video_ae": ("frames", "height", "width", "patch_size", "latent_channels", "encoder_width"),
 }
 FLOATS = {
     "gpt": ("norm_eps",),
     "llama": ("dropout", "norm_eps", "rotary_base"),
     "mlm": ("dropout", "attention_dropout", "mask_fraction"),
+    "modern_bert": ("mask_fraction", "global_base", "local_base"),
     "video_ae": ("reconstruction_weight",),
 }
 

@@ -33,6 +33,7 @@ LAYOUT = {
     "mlm_h200_8_small": ((32, 1, 256), (1, 8, "none"), 2),
     "bert_base_h200_8": ((32, 1, 256), (1, 8, "optimizer"), 2),
     "bert_large_h200_8": ((32, 1, 256), (1, 8, "optimizer"), 2),
+    "ettin_150m_h100_8": ((32, 18, 4608), (1, 8, "optimizer"), 2),
     "gpt_32gb_conservative": ((8, 2, 16), (1, 1, "optimizer"), 2),
     "gpt_32gb_medium": ((12, 2, 24), (1, 1, "optimizer"), 2),
     "gpt_32gb_high": ((7, 4, 28), (1, 1, "optimizer"), 2),
@@ -108,6 +109,21 @@ def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
     assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
     assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
+
+
+def test_ettin_config(runs: dict[str, config.Run]) -> None:
+    """The values are from https://arxiv.org/abs/2412.13663, appendix A, for the base size."""
+    run = runs["ettin_150m_h100_8"]
+    model, optim = run.model, run.optim
+    shape = (model.layers, model.heads, model.hidden, model.ff, model.vocab_size)
+    assert shape == (22, 12, 768, 1152, 50_368)
+    assert (model.local_attention, model.global_every) == (128, 3)
+    assert (model.global_base, model.local_base) == (160_000, 10_000)
+    assert (model.mask_fraction, model.attend, model.sequence_length) == (0.3, "document", 1024)
+    assert (optim.schedule, optim.warmdown_shape, optim.clip_updates) == ("trapezoid", "sqrt", True)
+    assert (optim.peak_lr, optim.b1, optim.b2, optim.eps) == (8e-4, 0.9, 0.98, 1e-6)
+    assert optim.weight_decay == 1e-5
+    assert run.data.tokenizer_kind == "bpe"
 
 
 @pytest.mark.parametrize(("name", "depth", "steps"), GPT_OF_2026)

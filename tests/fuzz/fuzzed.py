@@ -33,7 +33,7 @@ PRELOADED = (
     *("safetensors.numpy", "dm_pix", "tensorboardX", "torch", "PIL.Image", "rich.console", "tyro"),
     *("jaxtrain.training.loop", "jaxtrain.data.text", "jaxtrain.data.video.prepare_clips"),
     *("jaxtrain.models.gpt", "jaxtrain.models.llama", "jaxtrain.models.mlm"),
-    "jaxtrain.models.video_ae",
+    *("jaxtrain.models.modern_bert", "jaxtrain.models.video_ae"),
 )
 _COMMANDS = ("decode", "encode", "evaluate", "export", "fill", "generate", "import")
 _COMMANDS += ("prepare_clips", "prepare_tokens", "reconstruct")

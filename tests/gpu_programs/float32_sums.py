@@ -33,6 +33,7 @@ PROGRAMS = {
     "gpt": ("gpt_h100_8", "--model.depth", "2", "--model.width", "1280"),
     "llama": ("a6000_medium", "--model.layers", "1"),
     "mlm": ("bert_base_h200_8", "--model.layers", "1"),
+    "modern_bert": ("ettin_150m_h100_8", "--model.layers", "2"),
     "video_ae_one_frame_at_a_time": ("h100_8", *VIDEO, "--model.remat", "ends"),
     "video_ae_losses": ("h100_8", *VIDEO, "--model.adversary.crop", "128"),
 }

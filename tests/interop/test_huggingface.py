@@ -14,12 +14,13 @@ import pytest
 
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import from_file, gpt, llama, mlm
+from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert
 from jaxtrain.storage import tensor_files
 
 MODELS: dict[str, Any] = {
     "bert": mlm.Config.tiny(),
     "llama": llama.Config.tiny(),
+    "modernbert": modern_bert.Config.tiny(),
     "nanochat": gpt.Config.tiny(),
 }
 ODD: tuple[Any, ...] = (
@@ -68,7 +69,7 @@ def test_an_odd_value_is_accepted_or_reported_in_one_line(
     assert max(map(len, said)) < 2000
 
 
-@pytest.mark.parametrize("kind", ["llama", "nanochat"])
+@pytest.mark.parametrize("kind", ["llama", "modernbert", "nanochat"])
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "layer_types", "head_dim"])
 def test_odd_nested_settings_are_accepted_or_reported_in_one_line(
     kind: str, name: str, tmp_path: Path
@@ -80,6 +81,8 @@ def test_odd_nested_settings_are_accepted_or_reported_in_one_line(
         {"\x1b[2J": 1},
         {"rope_theta": []},
         {"rope_type": {}},
+        {"full_attention": {"rope_type": {}}},
+        {"full_attention": {"rope_theta": []}},
     )
     said = [refusal(tmp_path, settings(kind) | {name: value}) for value in (*ODD, *more)]
     assert all(not line or line.isprintable() for line in said)
@@ -110,7 +113,7 @@ def test_unknown_kinds_are_rejected_and_import_nothing(
         return real(name)
 
     monkeypatch.setattr(importlib, "import_module", recorded)
-    with pytest.raises(InputError, match="use one of bert, llama, nanochat") as caught:
+    with pytest.raises(InputError, match="use one of bert, llama, modernbert, nanochat") as caught:
         huggingface.model(tmp_path)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)

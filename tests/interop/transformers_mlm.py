@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import program
 import pytest
 import torch
 import transformers
+from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 import test_masked_text as ours
@@ -145,3 +148,80 @@ def test_an_imported_model_can_be_trained_and_exported(
     assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == wanted
     assert config.to_dict(after.model)["vocab_size"] == 300
     transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+
+
+RANDOM = [  # layers, heads, head width, feed-forward width, positions, tokens nearby, every, bases
+    (4, 2, 8, 24, 40, 8, 3, (160_000.0, 10_000.0)),
+    (5, 3, 4, 16, 37, 12, 2, (1000.0, 100.0)),
+    (2, 1, 32, 48, 150, 128, 3, (160_000.0, 10_000.0)),
+]
+
+
+@pytest.mark.parametrize("sizes", RANDOM)
+def test_logits_and_gradients_are_those_of_modern_bert(sizes: Any, tmp_path: Path) -> None:
+    """With documents of random lengths in one sequence, one of which is padded in theirs."""
+    layers, heads, width, ff, length, local, every, bases = sizes
+    rng = np.random.default_rng(layers)
+    torch.manual_seed(0)
+    settings = transformers.ModernBertConfig(
+        vocab_size=60,
+        hidden_size=heads * width,
+        intermediate_size=ff,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=length,
+        local_attention=local,
+        global_attn_every_n_layers=every,
+        rope_parameters={
+            kind: {"rope_type": "default", "rope_theta": base}
+            for kind, base in zip(("full_attention", "sliding_attention"), bases, strict=True)
+        },
+        initializer_range=0.3,
+        pad_token_id=0,
+    )
+    theirs = transformers.ModernBertForMaskedLM(settings).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path)
+    stored = weights.load(tmp_path)
+    model: Any = stored.model
+    assert (model.layers, model.global_every, model.global_base) == (layers, every, bases[0])
+
+    ends = np.sort(rng.choice(np.arange(1, length), 3, replace=False))
+    segments = np.digitize(np.arange(length), ends) + 1
+    tokens = rng.integers(1, 60, length)
+    weight = rng.standard_normal((length, 60)).astype(np.float32)
+    longest = int(np.bincount(segments).max())
+    rows = np.zeros((4, longest), np.int64)
+    attended = np.zeros((4, longest), np.int64)
+    for number in range(1, 5):
+        document = tokens[segments == number]
+        rows[number - 1, : len(document)], attended[number - 1, : len(document)] = document, 1
+    padded = theirs(input_ids=torch.from_numpy(rows), attention_mask=torch.from_numpy(attended))
+    wanted = padded.logits[torch.from_numpy(attended) == 1]
+    (wanted * torch.from_numpy(weight)).sum().backward()
+    gradients = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
+    # transformers gives the padding token's vector no gradient; no token here is padding.
+
+    graph, params = nnx.split(model.build(nnx.Rngs(0)))
+    flat = nnx.to_flat_state(params)
+    values = [leaf.replace(jnp.asarray(stored.params[".".join(map(str, p))])) for p, leaf in flat]
+    params = nnx.from_flat_state(zip((path for path, _ in flat), values, strict=True))
+
+    def total(params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = nnx.merge(graph, params).logits_at(
+            jnp.asarray(tokens[None], jnp.int32),
+            jnp.arange(length)[None],
+            segments_BS=jnp.asarray(segments[None], jnp.int32),
+        )[0]
+        return (logits * weight).sum(), logits
+
+    found, logits = jax.jit(jax.grad(total, has_aux=True))(params)
+    np.testing.assert_allclose(logits, wanted.detach().numpy(), rtol=2e-5, atol=2e-5)
+    ours = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(found)}
+    assert ours.keys() == stored.params.keys()
+    for name, gradient in model.from_weights(gradients, "gradients").items():
+        error = np.linalg.norm(ours[name] - gradient) / np.linalg.norm(gradient)
+        assert error < 2e-5, name

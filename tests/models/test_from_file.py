@@ -14,11 +14,17 @@ from jaxtrain import config, main
 from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
-from jaxtrain.models import from_file, gpt, llama, mlm, video_ae
+from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert, video_ae
 from jaxtrain.storage import tensor_files
 from jaxtrain.training.state import ModelDefinition
 
-MODELS = {"gpt": gpt, "llama": llama, "mlm": mlm, "video_ae": video_ae}
+MODELS = {
+    "gpt": gpt,
+    "llama": llama,
+    "mlm": mlm,
+    "modern_bert": modern_bert,
+    "video_ae": video_ae,
+}
 FULL = video_ae.Config(
     frames=12,
     height=480,

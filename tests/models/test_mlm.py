@@ -1,4 +1,4 @@
-"""Tests the masked language model: its attention mask, its loss, and BERT in plain NumPy."""
+"""Tests masked language models: attention masks, losses, and BERT in plain NumPy."""
 
 import dataclasses
 import math
@@ -13,22 +13,38 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.models import masked, mlm
-from jaxtrain.ops import per_device
+from jaxtrain.models import masked, mlm, modern_bert
+from jaxtrain.ops import attention, per_device
 from jaxtrain.training import state
 
 TINY = mlm.Config.tiny()
+MODELS: dict[str, Any] = {
+    "bert": TINY,
+    "modern_bert": dataclasses.replace(
+        modern_bert.Config.tiny(), attend="sequence", mask_fraction=TINY.mask_fraction
+    ),
+}
 KEYS = jax.random.split(jax.random.key(7), 4)  # one per example of batch()
 
 
-@pytest.fixture(scope="module")
-def parts() -> tuple[Any, Any]:
+def stirred(model: Any) -> tuple[Any, Any]:
     """Returns graph and parameters, random even where training starts from zeros and ones."""
-    graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
+    graph, params = nnx.split(model.build(nnx.Rngs(0)))
     rng = np.random.default_rng(0)
     return graph, jax.tree.map(
         lambda leaf: leaf + jnp.asarray(0.3 * rng.standard_normal(leaf.shape), jnp.float32), params
     )
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[Any, Any]:
+    return stirred(TINY)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def parts(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """The graph and the parameters of each model."""
+    return stirred(MODELS[request.param])
 
 
 def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
@@ -143,8 +159,9 @@ def test_sums_of_parts_add_up(evaluate: Any) -> None:
     assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
 
 
-def test_dropout_depends_on_the_keys(parts: tuple[Any, Any], evaluate: Any) -> None:
-    graph, params = parts
+def test_dropout_depends_on_the_keys(bert: tuple[Any, Any]) -> None:
+    graph, params = bert
+    evaluate = jax.jit(lambda b: nnx.merge(graph, params).evaluate(b))
     loss = jax.jit(lambda p, keys: nnx.merge(graph, p).loss(batch(), keys)[0])
     assert loss(params, KEYS) == loss(params, KEYS)
     assert loss(params, KEYS) != loss(params, jax.random.split(jax.random.key(8), 4))
@@ -152,8 +169,10 @@ def test_dropout_depends_on_the_keys(parts: tuple[Any, Any], evaluate: Any) -> N
 
 
 def test_without_dropout_training_and_validation_agree(evaluate: Any, parts: Any) -> None:
-    module = dataclasses.replace(TINY, dropout=0.0).build(nnx.Rngs(0))
-    nnx.update(module, parts[1])
+    module = nnx.merge(*parts)
+    if isinstance(module, mlm.MaskedLanguageModel):
+        module = dataclasses.replace(TINY, dropout=0.0).build(nnx.Rngs(0))
+        nnx.update(module, parts[1])
     graph, params = nnx.split(module)
     loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEYS))
     total, weight, metrics = loss(params, batch())
@@ -172,13 +191,15 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluat
 
 
 @pytest.mark.slow
-def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_remat_changes_no_number(name: str) -> None:
     """Including dropout: the key draws the same mask again."""
     results = []
+    _, params = stirred(MODELS[name])
     for mode in ("none", "block"):
-        graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
+        graph = nnx.graphdef(dataclasses.replace(MODELS[name], remat=mode).build(nnx.Rngs(0)))
         loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
-        results.append(jax.jit(loss)(parts[1]))
+        results.append(jax.jit(loss)(params))
     none, block = (jax.tree.leaves(result) for result in results)
     assert_same(none, block)
 
@@ -259,11 +280,11 @@ def bert_logits(values: dict[str, np.ndarray], tokens: np.ndarray, heads: int) -
     return h @ decoder.T + values[f"{prefix}.bias"]
 
 
-def test_the_numbers_match_bert(parts: tuple[Any, Any], evaluate: Any) -> None:
-    module, whole = nnx.merge(*parts), batch()
+def test_the_numbers_match_bert(bert: tuple[Any, Any]) -> None:
+    module, whole = nnx.merge(*bert), batch()
     values = bert_state_dict(module)
-    logits = jax.jit(lambda p, *b: nnx.merge(parts[0], p).logits_at(*b))
-    found = np.asarray(logits(parts[1], whole["tokens"], whole["positions"]))
+    logits = jax.jit(lambda p, *b: nnx.merge(bert[0], p).logits_at(*b))
+    found = np.asarray(logits(bert[1], whole["tokens"], whole["positions"]))
     assert found.shape == (4, TINY.predicted, TINY.vocab_size)
     cost, right = 0.0, 0.0
     for row in range(4):
@@ -275,17 +296,17 @@ def test_the_numbers_match_bert(parts: tuple[Any, Any], evaluate: Any) -> None:
         chances = np.exp(want[used]) / np.exp(want[used]).sum(-1, keepdims=True)
         cost -= np.log(chances[np.arange(len(targets)), targets]).sum()
         right += (want[used].argmax(-1) == targets).sum()
-    sums = evaluate(whole)
+    sums = module.evaluate(whole)
     assert sums["loss"][0] == pytest.approx(cost, rel=1e-4)
     assert sums["accuracy"][0] == right
     assert sums["loss"][1] == sums["accuracy"][1] == 4 * (TINY.predicted - 1)
 
 
-def test_a_shorter_model_uses_the_first_position_embeddings(parts: tuple[Any, Any]) -> None:
-    values = bert_state_dict(nnx.merge(*parts))
+def test_a_shorter_model_uses_the_first_position_embeddings(bert: tuple[Any, Any]) -> None:
+    values = bert_state_dict(nnx.merge(*bert))
     short = dataclasses.replace(TINY, sequence_length=8)
     found = short.from_weights(values, "bert")["embeddings.position"]
-    np.testing.assert_allclose(found, np.asarray(parts[1]["embeddings"]["position"][...])[:8])
+    np.testing.assert_allclose(found, np.asarray(bert[1]["embeddings"]["position"][...])[:8])
 
 
 def test_initial_values_match_bert() -> None:
@@ -322,9 +343,9 @@ def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
     assert loss.shape == ()
 
 
-def test_a_sequence_longer_than_the_position_table_is_refused(parts: tuple[Any, Any]) -> None:
+def test_a_sequence_longer_than_the_position_table_is_refused(bert: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match=r"17 tokens .* sequence_length=16"):
-        nnx.merge(*parts).hidden_states(jnp.ones((1, 17), jnp.int32))
+        nnx.merge(*bert).hidden_states(jnp.ones((1, 17), jnp.int32))
 
 
 @pytest.mark.parametrize(
@@ -347,15 +368,81 @@ def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: st
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:attention with heads")  # of width 8, in float32
-@pytest.mark.parametrize(("attend", "shard"), [("sequence", "optimizer"), ("document", "params")])
-def test_eight_gpus_match_a_cpu(attend: Any, shard: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "shard", "devices"),
+    [
+        (dataclasses.replace(TINY, attention_dropout=0.1), "optimizer", 8),
+        (dataclasses.replace(TINY, attention_dropout=0.1, attend="document"), "params", 8),
+        (dataclasses.replace(MODELS["modern_bert"], attend="document"), "params", 4),
+    ],
+    ids=["bert", "bert, documents", "modern_bert"],
+)
+def test_several_gpus_match_a_cpu(model: Any, shard: str, devices: int) -> None:
     """The step as it is traced for GPUs, except attention; with dropout and padding."""
-    model = dataclasses.replace(TINY, attend=attend, attention_dropout=0.1)
     whole = jax.tree.map(lambda array: np.tile(array, (4,) + (1,) * (array.ndim - 1)), batch())
-    whole |= {"segments": np.where(whole["tokens"] == 0, 0, 1)} if attend == "document" else {}
+    if model.attend == "document":
+        documents = 1 + np.arange(model.sequence_length) // 5
+        whole["segments"] = np.where(whole["tokens"] == 0, 0, documents).astype(np.int32)
     alone = toy.stepper(model, shard=shard)
     with per_device.tracing(platform="cuda"):
-        eight = toy.stepper(model, fsdp=8, shard=shard)
+        several = toy.stepper(model, fsdp=devices, shard=shard)
     for _ in range(3):
-        wanted, found = alone(whole), eight(whole)
+        wanted, found = alone(whole), several(whole)
         assert float(found["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
+        assert float(found["grad_norm"]) == pytest.approx(float(wanted["grad_norm"]), rel=1e-4)
+
+
+# ---- ModernBERT -------------------------------------------------------------------------------
+
+
+def test_the_parameters_of_the_base_model_are_counted() -> None:
+    """Of which transformers has 149,655,232."""
+    model = config.named("ettin_150m_h100_8").model
+    v, d, f, n = model.vocab_size, model.hidden, model.ff, model.layers
+    count = v * d + d + n * (4 * d * d + 3 * d * f + 2 * d) - d + d + d * d + d + v
+    assert state.parameter_count(state.ModelDefinition(model.build).params) == count == 149_655_232
+
+
+def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:
+    """The last of four layers is global: without it, three local ones reach as far as they can."""
+    model = dataclasses.replace(
+        MODELS["modern_bert"], sequence_length=64, layers=3, global_every=8, local_attention=4
+    )
+    graph, params = stirred(model)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(5, 50, (1, 64)), jnp.int32)
+
+    def layer(number: int, x_BSD: jax.Array) -> jax.Array:
+        module = nnx.merge(graph, params)
+        near = attention.near_blocks(jnp.ones((1, 64), jnp.int32), 2)
+        visible = jnp.ones((1, 1, 64), bool) if model.is_global(number) else near
+        angles = attention.rotary(64, 8, 100.0)
+        return module.layers[number](x_BSD, *angles, visible)
+
+    x_BSD = nnx.merge(graph, params).embeddings(None, tokens)
+    for number, reached in ((0, 64), (1, 5)):
+        moved = layer(number, x_BSD.at[0, 30].add(1.0)) - layer(number, x_BSD)
+        seeing = np.flatnonzero(np.abs(moved[0]).max(-1) > 0)
+        assert len(seeing) == reached
+        assert reached == 64 or list(seeing) == [28, 29, 30, 31, 32]
+
+
+def test_a_tiny_model_learns_a_batch() -> None:
+    model = MODELS["modern_bert"]
+    step = toy.stepper(model)
+    whole = jax.tree.map(np.asarray, batch(16))
+    losses = [step(whole)["loss"] for _ in range(30)]
+    assert losses[0] == pytest.approx(np.log(model.vocab_size), rel=0.05)
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 16}, r"model.heads=16 must divide model.hidden=16 into an even head width"),
+        ({"local_attention": 7}, r"model.local_attention=7 must be even, .* use 8"),
+        ({"global_every": 0}, r"model.global_every=0"),
+    ],
+)
+def test_modern_bert_refuses_values_that_do_not_fit(changes: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(modern_bert.Config.tiny(), **changes)

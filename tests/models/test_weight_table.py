@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.models import gpt, llama, mlm, video_ae, weight_table
+from jaxtrain.models import gpt, llama, mlm, modern_bert, video_ae, weight_table
 from jaxtrain.models.weight_table import KERNEL, MATRIX, POINTWISE, SAME, Layout, Row, WeightTable
 
 TINY = video_ae.Config.tiny()
@@ -16,6 +16,7 @@ MODELS: tuple[Any, ...] = (
     gpt.Config.tiny(),
     llama.Config.tiny(),
     mlm.Config.tiny(),
+    modern_bert.Config.tiny(),
     TINY,
     dataclasses.replace(TINY, decoder="super"),
 )

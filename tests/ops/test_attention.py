@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from typing import Any
 
 import jax
@@ -158,3 +159,46 @@ def test_gpus_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.warns(UserWarning, match=rf"{named}\b.* is not fused"):
                 assert attend(other, **options) is not fused
     assert attend(q) is not fused
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_attention_to_blocks_is_masked_attention(seed: int) -> None:
+    """On random documents; lengths, and so the last block, are arbitrary, and gradients count."""
+    rng = np.random.default_rng(seed)
+    length, reach = int(rng.integers(1, 300)), int(rng.integers(1, 70))
+    segments = np.sort(rng.integers(0, 1 + int(rng.integers(8)), (2, length)), 1)
+    q, k, v, weight = (normal((2, length, 2, WIDTH), seed) for seed in range(4))
+
+    def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        position = np.arange(length)
+        near = np.abs(position[:, None] - position) <= reach
+        return attention.attend(
+            q, k, v, jnp.asarray((segments[:, :, None] == segments[:, None]) & near)
+        )
+
+    def near(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attention.attend_near(q, k, v, attention.near_blocks(jnp.asarray(segments), reach))
+
+    np.testing.assert_allclose(near(q, k, v), dense(q, k, v), rtol=1e-5, atol=1e-6)
+    ours, theirs = (
+        jax.grad(lambda *x, of=of: (of(*x) * weight).sum(), (0, 1, 2))(q, k, v)
+        for of in (near, dense)
+    )
+    for ours_one, theirs_one in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(ours_one, theirs_one, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_to_blocks_has_no_array_of_all_pairs() -> None:
+    """Forward and backward: the largest array has 24 keys per query, of 512."""
+    q = jax.ShapeDtypeStruct((2, 512, 2, WIDTH), jnp.float32)
+    segments = jax.ShapeDtypeStruct((2, 512), jnp.int32)
+
+    def total(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        visible = attention.near_blocks(segments, 4)
+        return attention.attend_near(q, k, v, visible).sum()
+
+    compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, q, q, segments).compile()
+    text = compiled.as_text()
+    assert text is not None
+    sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"\[([\d,]+)\]", text)]
+    assert 2 * 2 * 512 * 24 <= max(sizes) < 2 * 512 * 512

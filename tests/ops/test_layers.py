@@ -140,6 +140,24 @@ def test_gelu_is_exact_with_its_gradient() -> None:
     np.testing.assert_allclose(low.astype(jnp.float32), exact(x), atol=1e-2, rtol=2**-7)
 
 
+def test_geglu_is_the_product_of_its_halves_with_its_gradient() -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 10)), jnp.float32)
+
+    def exact(x: jax.Array) -> jax.Array:
+        first, second = jnp.split(x, 2, axis=-1)
+        return jax.nn.gelu(first, approximate=False) * second
+
+    for found, wanted in (
+        (layers.geglu, exact),
+        (
+            jax.grad(lambda x: (layers.geglu(x) ** 2).sum()),
+            jax.grad(lambda x: (exact(x) ** 2).sum()),
+        ),
+    ):
+        np.testing.assert_allclose(found(x), wanted(x), atol=1e-5)
+    assert layers.geglu(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_keeps_the_mean(rate: float) -> None:
     keys = jax.random.split(jax.random.key(7), 4)
