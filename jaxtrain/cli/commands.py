@@ -307,7 +307,8 @@ class Export(OfModel):
     SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest checkpoint), a
     weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hub. A .pth file requires PyTorch.
     --format hf writes a folder, with the tokenizer and a model card, that transformers'
-    from_pretrained loads.
+    from_pretrained loads. --format comfyui writes float16 for ComfyUI and stable-diffusion.cpp, and
+    refuses a model that ComfyUI does not have; OUT may be its folder models/vae_approx.
 
     What is written is read back and must be equal, and transformers, if it is installed, must
     compute the same from its folder. The model card states these checks.
@@ -320,6 +321,7 @@ class Export(OfModel):
     module = "weights"
     usages = (
         "export SOURCE OUT.safetensors|OUT.pth [--reference taehv.py]",
+        "export SOURCE OUT.safetensors|DIR --format comfyui",
         "export SOURCE DIR --format hf [--license NAME]",
         "export SOURCE --push ORG/MODEL [--private] [--license NAME]",
     )
@@ -329,9 +331,9 @@ class Export(OfModel):
     target: Annotated[Path | None, "OUT"]
     """the file or folder to write"""
     _: dataclasses.KW_ONLY
-    format: Literal["file", "hf"] | None = None
-    """file: one weights file; hf: a folder for transformers (default: file; with --push: hf if
-    transformers supports the model)"""
+    format: Literal["file", "hf", "comfyui"] | None = None
+    """file: one weights file; comfyui: one for ComfyUI; hf: a folder for transformers (default:
+    file; with --push: hf if transformers supports the model)"""
     push: Annotated[str | None, "ORG/MODEL"] = None
     """upload to this repository on the Hugging Face Hub; it is created if missing"""
     private: bool = False

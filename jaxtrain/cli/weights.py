@@ -3,7 +3,7 @@
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import commands
@@ -39,12 +39,11 @@ def export_to(flags: commands.Export) -> int:
     if flags.target is not None:
         if flags.format == "hf":
             tokenizer.check_travels(source)
-        _write(flags, source, flags.target)
-        terminal.out(f"wrote {flags.target}")
+        terminal.out(f"wrote {_write(flags, source, flags.target).path}")
         return 0
     assert flags.push is not None, "_check() requires one of the two"
     with tempfile.TemporaryDirectory(prefix="jaxtrain-push-") as scratch:
-        name = _write(flags, source, Path(scratch))
+        name = _write(flags, source, Path(scratch)).model
         page = hub.push(
             Path(scratch),
             flags.push,
@@ -65,6 +64,8 @@ def _check(flags: commands.Export) -> None:
     if flags.push is not None:
         if flags.target is not None:
             raise InputError(f"--push {flags.push} writes no files: drop {flags.target}")
+        if flags.format == "comfyui":
+            raise InputError(f"--push {flags.push} has no --format comfyui: drop one of the two")
         hub.check_login(flags.push)
         return
     if flags.target is None:
@@ -76,6 +77,14 @@ def _check(flags: commands.Export) -> None:
     if flags.format == "hf":
         huggingface.check_target(flags.target)
         return
+    if flags.format == "comfyui":
+        if flags.target.is_dir():
+            return
+        if flags.target.suffix != tensor_files.SAFETENSORS:
+            raise InputError(
+                f"OUT {flags.target} does not end with {tensor_files.SAFETENSORS}, and is not a "
+                "folder that exists: --format comfyui writes only this format"
+            )
     tensor_files.check_ending(flags.target)
     atomic.check_writable("OUT", flags.target)
     if flags.target.suffix != tensor_files.SAFETENSORS:
@@ -87,8 +96,20 @@ def _can_write(model: Any, *, folder: bool) -> bool:
     return bool(model.in_transformers if folder else model.has_weights)
 
 
-def _write(flags: commands.Export, source: Path, target: Path) -> str:
-    """Writes the files of a model, and returns its name.
+class _Written(NamedTuple):
+    """What was written.
+
+    Attributes:
+        path: the file or folder.
+        model: the model's name.
+    """
+
+    path: Path
+    model: str
+
+
+def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
+    """Writes the files of a model.
 
     Args:
         flags: of the command.
@@ -113,7 +134,13 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
         raise InputError(
             f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
         )
-    if not folder and (note := loaded.model.export_note()):
+    if flags.format == "comfyui":
+        usual = loaded.model.comfyui_name()
+        if target.is_dir():
+            target = target / f"{usual}{tensor_files.SAFETENSORS}"
+            atomic.check_writable("OUT", target)
+        loaded = dataclasses.replace(loaded, params=weights.in_float16(loaded))
+    elif not folder and (note := loaded.model.export_note()):
         terminal.warn(f"warning: {note}")
     if folder:
         tokenizer.check_travels(source)
@@ -123,7 +150,8 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
     elif flags.push is not None:
         count = weights.save(target / huggingface.ARRAYS, loaded.model, loaded.params)
     else:
-        count = weights.save(target, loaded.model, loaded.params)
+        half = flags.format == "comfyui"
+        count = weights.save(target, loaded.model, loaded.params, float16=half)
     checks = export_check.check(
         target if folder or flags.push is None else target / huggingface.ARRAYS,
         loaded.model,
@@ -152,7 +180,12 @@ def _write(flags: commands.Export, source: Path, target: Path) -> str:
     terminal.out(f"{loaded.source}: {shown:,} parameters of {name}{more}")
     for sentence in checks:
         terminal.out(sentence)
-    return name
+    if flags.format == "comfyui":
+        terminal.out(
+            f"float16. Put it into ComfyUI's models/vae for the node Load VAE, or into "
+            f"models/vae_approx, as {usual}{tensor_files.SAFETENSORS}, for previews."
+        )
+    return _Written(target, name)
 
 
 _SHAPES = ("patch_size", "latent_channels", "decoder")

@@ -231,10 +231,32 @@ def check_settings(folder: Path, model: Any) -> None:
     from_file.check_not_in_weights(model, vars(theirs), folder)
 
 
-def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
+def in_float16(given: Weights) -> Params:
+    """Returns parameters rounded to float16, as float32.
+
+    Raises:
+        InputError: some are too large for float16.
+    """
+    with np.errstate(over="ignore"):
+        rounded = {
+            name: array.astype(np.float16).astype(np.float32)
+            for name, array in given.params.items()
+        }
+    for name, array in rounded.items():
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"{given.source}: {name} has values above 65504 or NaN/Inf, which float16 cannot "
+                "store: export without --format comfyui"
+            )
+    return rounded
+
+
+def save(path: Path, model: Any, params: Mapping[str, np.ndarray], *, float16: bool = False) -> int:
     """Writes a weights file and returns the total number of elements."""
     about = {ABOUT: json.dumps(config.to_dict(model))}
     tensors = model.to_weights(params)
+    if float16:
+        tensors = {name: array.astype(np.float16) for name, array in tensors.items()}
     tensor_files.write(path, tensors, about)
     return sum(tensor.size for tensor in tensors.values())
 

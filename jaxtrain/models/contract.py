@@ -219,6 +219,14 @@ class ModelConfig(bounds.Section):
         """Returns whether parameters can be converted."""
         return bool(self.weight_tables())
 
+    def comfyui_name(self) -> str:
+        """Returns the name by which ComfyUI finds the weights for previews, without a suffix.
+
+        Raises:
+            InputError: ComfyUI cannot load them.
+        """
+        raise InputError("--format comfyui is for the model video_ae: omit it")
+
     def export_note(self) -> str | None:
         """Explains why programs for the original's weights cannot load these; None if they can."""
         return None

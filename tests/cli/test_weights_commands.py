@@ -268,3 +268,89 @@ def test_a_reference_that_does_not_fit_is_refused_before_anything_is_written(
     assert run("export", "ours.safetensors", "out.safetensors", "--reference", reference) == 2
     assert words in capsys.readouterr().err
     assert Path("out.safetensors").read_bytes() == b"precious"
+
+
+COMFYUI: dict[str, dict[str, Any]] = {
+    "taehv": {"latent_channels": 16},
+    "taeh3": {"latent_channels": 24, "patch_size": 2, "trim": "h3", "frames": 22},
+    "lighttaew2_2": {"latent_channels": 48, "patch_size": 2},
+    "taeltx_2": {
+        "latent_channels": 128,
+        "patch_size": 4,
+        "frames": 8,
+        "time_downscale": (True, True, True),
+    },
+}
+
+
+def full_width(**fields: Any) -> video_ae.Config:
+    return small_autoencoder.config(**{"encoder_width": 64, "decoder_widths": None, **fields})
+
+
+@pytest.mark.parametrize("name", COMFYUI)
+def test_comfyui_and_stable_diffusion_cpp_find_every_array(
+    name: str, tmp_path: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = full_width(**COMFYUI[name])
+    source = tmp_path / "source.safetensors"
+    params = small_autoencoder.params(model)
+    weights.save(source, model, params)
+    (tmp_path / "vae_approx").mkdir()
+    assert run("export", source, tmp_path / "vae_approx", "--format", "comfyui") == 0
+    path = tmp_path / "vae_approx" / f"{name}.safetensors"
+    printed = capsys.readouterr().out
+    assert f"models/vae_approx, as {name}.safetensors, for previews" in printed
+    assert printed.endswith(f"wrote {path}\n")
+    arrays = safetensors.numpy.load_file(path)
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.float16)}
+    channels = {"latents": model.latent_channels, "pixels": 3 * model.patch_size**2}
+    for stage in range(3):
+        channels[f"pool{stage}"] = 64 * model.pools[stage]
+        channels[f"grow{stage}"] = (256, 128, 64)[stage] * model.grows[stage]
+    expected = json.loads((checkout / "tests/fixtures/taehv_loaders.json").read_text())["arrays"]
+    shapes = {
+        key: tuple(channels.get(size, size) for size in shape) for key, shape in expected.items()
+    }
+    assert {key: array.shape for key, array in arrays.items()} == shapes
+    read = weights.load(path).params
+    for key, array in params.items():
+        np.testing.assert_array_equal(read[key], array.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"encoder_width": 8, "decoder_widths": (8, 8, 8, 8)}, "fixed widths, 64 and 256 128 64"),
+        ({"latent_channels": 4}, "model.latent_channels=4: ComfyUI supports 16, 24, 48, 128"),
+        ({"latent_channels": 32, "patch_size": 2}, "ComfyUI uses LeakyReLU in networks with 32"),
+        ({"latent_channels": 16, "patch_size": 2}, "model.patch_size=2: ComfyUI assumes 1"),
+        ({"latent_channels": 16, "trim": "odd_latents"}, "model.trim=odd_latents: ComfyUI assumes"),
+        ({"decoder": "super", "latent_channels": 48, "patch_size": 2}, "only the base decoder"),
+    ],
+)
+def test_what_comfyui_lacks_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        full_width(**fields).comfyui_name()
+
+
+def test_comfyui_takes_a_safetensors_file_of_a_video_autoencoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights.save(Path("mlm.safetensors"), mlm.Config.tiny(), drawn(mlm.Config.tiny()))
+    model = full_width(latent_channels=16)
+    params = small_autoencoder.params(model)
+    weights.save(Path("large.safetensors"), model, params | {"encoder.head.bias": np.full(64, 7e4)})
+    for source, target, words in (
+        ("mlm.safetensors", "out.safetensors", "--format comfyui is for the model video_ae"),
+        ("large.safetensors", "out.pth", "is not a folder that exists"),
+        ("large.safetensors", "out.safetensors", "encoder.head.bias has values above 65504"),
+    ):
+        assert run("export", source, target, "--format", "comfyui") == 2
+        assert words in capsys.readouterr().err
+        assert not Path(target).exists()
+
+
+def drawn(model: Any) -> dict[str, np.ndarray]:
+    shapes = state.ModelDefinition(model.build).params
+    return {name: np.zeros(leaf.shape, np.float32) for name, leaf in shapes.items()}

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,27 @@ _LARGEST_RATE = 0.1  # times the widest layer
 _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
     "base": (256, 128, 64, 64),
     "super": (512, 256, 128, 64),
+}
+
+
+class _Comfyui(NamedTuple):
+    """What ComfyUI infers from the number of latent channels (comfy/taesd/taehv.py, comfy/sd.py).
+
+    Attributes:
+        name: the name by which previews find the file (nodes.py, ``VAELoader.video_taes``).
+    """
+
+    patch_size: int
+    time_downscale: tuple[bool, bool, bool]
+    trim: timing.Trim
+    name: str
+
+
+_COMFYUI = {
+    16: _Comfyui(1, (True, True, False), "always", "taehv"),
+    24: _Comfyui(2, (True, True, False), "h3", "taeh3"),
+    48: _Comfyui(2, (True, True, False), "always", "lighttaew2_2"),
+    128: _Comfyui(4, (True, True, True), "always", "taeltx_2"),
 }
 
 
@@ -156,6 +177,40 @@ class Config(ReconstructionConfig):
     def widths(self) -> tuple[int, ...]:
         """Returns the channels of the decoder's stages."""
         return self.decoder_widths or _DECODER_WIDTHS[self.decoder]
+
+    def comfyui_name(self) -> str:
+        """Returns the name by which ComfyUI finds the weights for previews, without a suffix.
+
+        Raises:
+            InputError: ComfyUI has no such network.
+        """
+        if self.decoder == "super":
+            raise InputError(
+                "model.decoder=super: ComfyUI has only the base decoder: omit --format comfyui, or "
+                "train a model with --model.decoder base"
+            )
+        if note := self.export_note():
+            raise InputError(note)
+        if self.latent_channels == 32:
+            raise InputError(
+                "model.latent_channels=32: ComfyUI uses LeakyReLU in networks with 32 latent "
+                "channels, and this model has ReLU, so colors would be wrong: omit --format "
+                "comfyui (TAEHV's code and stable-diffusion.cpp have ReLU)"
+            )
+        expected = _COMFYUI.get(self.latent_channels)
+        if expected is None:
+            raise InputError(
+                f"model.latent_channels={self.latent_channels}: ComfyUI supports "
+                f"{', '.join(map(str, _COMFYUI))}: omit --format comfyui"
+            )
+        for field in ("patch_size", "time_downscale", "trim"):
+            value, wanted = getattr(self, field), getattr(expected, field)
+            if value != wanted:
+                raise InputError(
+                    f"model.{field}={value}: ComfyUI assumes {wanted} for "
+                    f"{self.latent_channels} latent channels: omit --format comfyui"
+                )
+        return expected.name
 
     def export_note(self) -> str | None:
         """Explains why TAEHV and ComfyUI cannot load the weights: they fix the widths."""
