@@ -24,8 +24,9 @@ ZeRO-1, full gradients with sharded optimizer state, is not offered. ``stage_ops
                gathered where a block reads them,   read the parameter, once per
                in the forward and the backward      microbatch
                pass
-"optimizer"    cast as shards, then gathered, once  the same, from full gradients
-               per step
+"optimizer"    cast as shards, then gathered, once  reduce-scattered after the
+               per step                             backward pass, once per
+                                                    microbatch
 "none"         cast once per step                   all-reduced
 =============  ===================================  ================================
 
@@ -158,17 +159,17 @@ class ShardingRule:
 class GatheredParam(nnx.Param, layers.Gathered):
     """A sharded parameter that is gathered where it is read.
 
-    The gathered copy is named, and :func:`jaxtrain.ops.layers.remat` never saves that name: as in
-    ZeRO-3, the backward pass gathers again. The gradient is constrained to the shards' layout, so
-    that the compiler emits a reduce-scatter.
+    :func:`jaxtrain.ops.layers.remat` saves neither the gathered copy nor the gather's result, also
+    with mode "none", so each block must be called through it: as in ZeRO-3, the backward pass
+    gathers again. The gradient is constrained to the shards' layout, so that the compiler emits a
+    reduce-scatter.
     """
 
     def get_value(self, *, index: Any = ..., **kwargs: Any) -> Any:
         """Returns the gathered array; NNX calls this for each read."""
         value = super().get_value(**kwargs)
-        sharding = self.get_metadata().get("shard_sharding")
-        if sharding is not None and any(sharding.spec):
-            value = checkpoint_name(_gather(value, sharding), layers.GATHERED)
+        sharding = self.get_metadata()["shard_sharding"]
+        value = checkpoint_name(_gather(value, sharding), layers.GATHERED)
         return value if index is ... else value[index]
 
 

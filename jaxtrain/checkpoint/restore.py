@@ -104,7 +104,7 @@ def restore(
     except Exception as error:  # Orbax raises plain ones for damaged files
         failure = reason(error)
     if failure:
-        gc.collect()  # of other readers, while their logs are still filtered
+        gc.collect()  # ends Orbax's other readers now: later, their warnings would be printed
         cure = cure_of(failure)
         if cure:  # such as a network disk that is missing on one host
             raise RunAgain(f"{path} cannot be read ({failure}): {cure}")

@@ -34,6 +34,8 @@ from jaxtrain.storage.disks import FREE_SPACE, cure_of, disk_trouble, reason
 # Seconds for all processes to write their part before the save counts as failed.
 SAVE_TIMEOUT_S = 1200
 _PROBE_BYTES = 2**16
+# Orbax reports one failure per call; a limit, in case that it reports one forever.
+_MOST_FAILURES = 100
 # On a network disk, other hosts may see a folder created by process 0 late.
 _APPEARS_WITHIN_S = 30.0
 
@@ -380,12 +382,13 @@ class Checkpoints:
 
     def _await_orbax(self) -> str:
         """Returns why the save failed; "" if it did not. Orbax reports one failure per call."""
-        failures: list[str] = []
-        while (failure := _failure_of(self._checkpointer.wait_until_finished)) and len(
-            failures
-        ) < 100:
-            failures.append(failure)
-        return failures[0] if failures else ""
+        first = ""
+        for _ in range(_MOST_FAILURES):
+            failure = _failure_of(self._checkpointer.wait_until_finished)
+            if not failure:
+                break
+            first = first or failure
+        return first
 
     def _discard(self) -> None:
         """Deletes the files of a failed save, which would only fill the disk.
@@ -435,7 +438,8 @@ class Checkpoints:
     def _failed(self, step: int, failure: str, *, reported: bool) -> SaveFailed:
         newest = self._newest
         with contextlib.suppress(OSError):  # the disk is gone
-            newest = self._newest_step() or newest
+            on_disk = self._newest_step()
+            newest = newest if on_disk is None else on_disk
         intact = "none is complete" if newest is None else f"the newest complete one is {newest}"
         usual = "check that disk, or choose another --output-dir"
         if key_value.NO_VOTE in failure:

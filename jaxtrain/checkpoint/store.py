@@ -239,12 +239,13 @@ class CheckpointStore:
         name = name_of(kind, step)
         to = f"{aside}/{name}"
         content = self.place.get(name)
-        if content is not None:
-            if why:
-                self.place.put(f"{to.removesuffix('.json')}.txt", f"{why}\n".encode())
-            self._put(to, content)
-            self.place.delete(name)
-            self._data.pop(name, None)
+        if content is None:  # it was deleted meanwhile
+            return to
+        if why:
+            self.place.put(f"{to.removesuffix('.json')}.txt", f"{why}\n".encode())
+        self._put(to, content)
+        self.place.delete(name)
+        self._data.pop(name, None)
         shown = self.place.shown
         state = f"{aside} ({why})" if why else aside
         self._say(

@@ -142,7 +142,8 @@ class Mesh:
     data: bounds.Count
     """Number of groups of fsdp devices; each group holds a full copy of the state."""
     fsdp: bounds.Count
-    """Number of devices that share one copy of parameters and optimizer state."""
+    """Number of devices that share one copy of parameters and optimizer state, unless shard is
+    none."""
     shard: Shard
     """What is sharded along fsdp. params: parameters and optimizer state, with each block gathered
     where it is used (ZeRO-3); optimizer: the same, but parameters are gathered once per step
@@ -161,7 +162,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Length of the run, logging, and validation. Set one of steps, epochs, tokens_per_param."""
+    """Length, logging, validation, and end. Set one of steps, epochs, tokens_per_param."""
 
     steps: bounds.Count | None = None
     """Length of the run, in steps."""
@@ -251,7 +252,7 @@ class Run:
 
     @property
     def microbatch_size(self) -> int:
-        """Examples per device and microbatch."""
+        """Examples per device and microbatch; with mesh.auto, before the fit, at least one."""
         return max(1, self.data.batch_size // (self.mesh.devices * self.optim.accumulate))
 
     @property

@@ -104,7 +104,10 @@ class Quarantine:
                 self.add(example, found=found)
 
     def found(self) -> frozenset[str]:
-        """Returns the distinct inputs that all processes of this run have recorded."""
+        """Returns the distinct inputs that all processes of this run have recorded.
+
+        If each host has a disk of its own, only those of this process's.
+        """
         earlier = dict(self.earlier)
         files = _files(self.path.parent)
         return frozenset().union(*(_paths(path, earlier.get(path.name, 0)) for path in files))

@@ -21,12 +21,11 @@ from jaxtrain.data.source import Source
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 
-# A run stops if an example and all its substitutes are broken, this many in all. Configs tolerate
-# far less than half of the files being bad, so the probability of reaching this limit by chance is
-# below 2**-32.
-MAX_SUBSTITUTES = 32
+# A run stops if an example and all its substitutes are broken, this many in all. With the default
+# data.max_bad_share, 0.1, the probability of reaching this limit by chance is 1e-32.
+MAX_ATTEMPTS = 32
 
-# Fields of an example that the pipeline adds.
+# Fields of an example that this file adds.
 ID = "_id"
 WEIGHT = "weight"
 
@@ -148,14 +147,14 @@ class TrainingRows:
 
     def load(self, position: int) -> dict[str, np.ndarray]:
         """Returns the example at a position of the order, or a substitute for it."""
-        for attempt in range(MAX_SUBSTITUTES):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return disks.when_readable(functools.partial(self._attempt, position, attempt))
             except BadExample as bad:
                 last = bad
                 self.quarantine.add(bad, found="training", position=position)
         raise InputError(
-            f"{MAX_SUBSTITUTES} examples in a row are broken at position {position} (the last is "
+            f"{MAX_ATTEMPTS} examples in a row are broken at position {position} (the last is "
             f"{last.path}): fix or remove the files listed in {self.quarantine.path}"
         )
 
@@ -168,6 +167,8 @@ class TrainingRows:
             # example are not seen more often than others.
             blocks = self.order.size // self.order.block
             index = int(rng.integers(blocks)) * self.order.block + place
+            if isinstance(self.order, MixedOrder):  # by the weights of the mixture
+                index = self.order(index)
         example = self.source.example(index, rng)
         return example | {WEIGHT: np.array(1, np.float32), ID: np.array(index, np.int64)}
 

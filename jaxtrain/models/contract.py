@@ -6,10 +6,9 @@ the package calls only the methods of these two classes, and never checks a mode
 
 - Required: ``build``, ``batch_spec`` and ``tiny`` of the config; ``loss`` and ``evaluate`` of the
   module.
-- With ``task``, what its commands call. "generate": ``cache``, ``decode_step``, and
-  ``predict``; "fill": ``logits_at``; "reconstruct": ``encode`` and ``decode``.
-- With ``weight_tables``, ``export`` and ``import``; with ``model_type``, also of transformers
-  folders, by ``to_settings`` and ``from_settings``.
+- With ``task``, what its commands call: see there.
+- ``weight_tables`` enables the commands ``export`` and ``import``; ``model_type``, with
+  ``to_settings`` and ``from_settings``, also for transformers folders.
 - All else has a default.
 
 
@@ -97,7 +96,8 @@ class ModelConfig(bounds.Section):
     """The config of a model.
 
     A field's bounds are its type (:mod:`jaxtrain.config.bounds`), and ``check`` compares fields,
-    because a downloaded file may contain any values.
+    because a downloaded file may contain any values. This class is not a dataclass: what it calls
+    a field is the default until a ``Config`` declares it again.
     """
 
     section = "model"
@@ -105,15 +105,16 @@ class ModelConfig(bounds.Section):
     init_from: str | None = None
     """A field: the source of a new run's initial parameters."""
     freeze: tuple[str, ...] = ()
-    """A field, if the model supports it: parts or dotted paths. Parameters below them have no
+    """A field of models that support it: parts or dotted paths. Parameters below them have no
     gradient and no optimizer state, and are replicated, so that they are never communicated."""
     remat: str | None = None
-    """A field, if the model supports it: what the backward pass recomputes, a ``Literal`` with
+    """A field of models that support it: what the backward pass recomputes, a ``Literal`` with
     "none" among its values. ``plan --fit`` tries the other ones."""
 
     task: ClassVar[Task | None] = None
     """What a trained model is for, and so which methods its module has: generate text (``cache``,
-    ``decode_step``), fill masks (``logits_at``), or reconstruct videos (``encode``, ``decode``)."""
+    ``decode_step``, ``predict``), fill masks (``logits_at``), or reconstruct videos (``encode``,
+    ``decode``)."""
     usage: ClassVar[str] = ""
     """The command that uses a trained model; ``{run}`` in it stands for the run directory,
     ``{input}`` for an input file, and ``{out}`` for the folder of its output, with a slash."""
@@ -133,12 +134,15 @@ class ModelConfig(bounds.Section):
         raise NotImplementedError
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the arrays of a batch, without exception."""
+        """Returns all arrays of a batch."""
         raise NotImplementedError
 
     @classmethod
     def tiny(cls) -> Self:
-        """Returns the same model, small enough for a test on a CPU."""
+        """Returns the same model, small enough for a test on a CPU.
+
+        Commands ask it what a class can do before they know its sizes.
+        """
         raise NotImplementedError
 
     def tokens_per_example(self) -> int | None:

@@ -12,7 +12,7 @@ How a batch becomes a step, in the order of the data:
 4. ``state.py`` is what a step updates, and turns its arrays into the Flax module with ``loss``.
 
 ``setup.py`` makes all of these from a config, and compiles the step once. ``session.py`` is around
-the loop: processes, signals, watchdog, and exit code. ``replay.py`` computes some steps twice to
-check the devices, and ``mirror.py`` copies the run to a bucket. Where arrays are stored:
+the loop: processes, signals, watchdog, and exit code. ``diagnosis/replay.py`` computes some steps
+twice to check the devices, and ``mirror.py`` copies the run to a bucket. Where arrays are stored:
 ``sharding.py``.
 """

@@ -43,13 +43,12 @@ def train(setup: TrainSetup) -> None:
         saves = is_due(progress.done, run.checkpoint.every, total)
         if (validates or saves) and progress.last_step_was_good():
             best = bool(validates) and _validate(setup, state)
+            # A validation that a stop has interrupted is not judged: finish() saves.
             if (saves or best) and not saver.run_progress.evaluation_due:
                 with progress.paused_for("save"):
                     saver.save(progress.position(), state, regular=saves, best=best)
         with progress.on_devices():
-            stops = stopping.decision or stopping.after_step()
-        if stops:
-            break
+            stopping.after_step()
     stopping.no_more_steps()
     progress.flush()
     setup.log.phases.ending()

@@ -57,7 +57,7 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
     is_address = flags.output_dir is not None and addresses.is_address(flags.output_dir)
     problems += _bucket(run, flags.output_dir)
     if alone and not is_address:  # otherwise process 0 checks them for all
-        problems += _places(flags)
+        problems += _places(run, flags)
     if not problems and not other_problems:
         return
     open_fields = {name for message in other_problems for name in fields_of(message)}
@@ -107,7 +107,7 @@ def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
         yield from error.messages
 
 
-def _places(flags: RunFlags) -> Iterator[str]:
+def _places(run: config.Run, flags: RunFlags) -> Iterator[str]:
     """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
     yield from run_directory.problems_of_name(flags.output_dir)
     if flags.output_dir is not None:
@@ -119,7 +119,9 @@ def _places(flags: RunFlags) -> Iterator[str]:
         except InputError as error:
             yield from error.messages
         return
-    yield from resume.problems(flags.resume, output_dir)
+    # A step may be in the bucket only: on another machine, no run directory exists yet.
+    if run.checkpoint.mirror is None or not resume.is_step(flags.resume or ""):
+        yield from resume.problems(flags.resume, output_dir)
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:

@@ -149,7 +149,8 @@ class Progress:
             batch: of it.
         """
         searches = self._find_nan is not None
-        self._state = state if searches else None  # that before a bad step is the one after it
+        # For a step before this one that turns out to be bad, and so has left the state as it was.
+        self._state = state if searches else None
         self._flush("ahead")
         self._pending = _Pending(metrics, self._seen, ids.tolist(), batch if searches else None)
         self._batches.note_pending(metrics)

@@ -59,8 +59,10 @@ def describe(run: config.Run, fingerprint: str) -> RunMeta:
 
 def patience_over(settings: config.Loop, run_progress: RunProgress) -> bool:
     """Returns whether early stopping ends the run."""
-    patience, best = settings.early_stop_patience, run_progress.best
-    return patience is not None and best is not None and best.validations_since >= patience
+    if settings.early_stop_patience is None:
+        return False
+    best = run_progress.best
+    return best is not None and best.validations_since >= settings.early_stop_patience
 
 
 class SavePolicy:

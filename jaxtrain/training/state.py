@@ -1,4 +1,4 @@
-"""Defines the training state, and isolates the rest of the package from Flax NNX.
+"""Defines the training state. No other file splits Flax NNX modules, or puts them together.
 
 A model is split once into a graph definition and flat dictionaries of arrays; the step merges them
 again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object across steps.
@@ -92,7 +92,7 @@ class ModelDefinition:
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 raise TypeError(
                     f"the model has a random key in its state ({name}), which would make resumed "
-                    "runs differ: use the key that loss(batch, key) receives"
+                    "runs differ: use the keys that loss(batch, keys_B) receives"
                 )
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
@@ -134,12 +134,12 @@ class ModelDefinition:
             params: dotted path -> array.
             extras: likewise.
             gathered_from: dotted path -> sharding of a parameter, which is then gathered where the
-                model reads it. None uses the arrays as they are.
+                model reads it if it is sharded. None uses the arrays as they are.
         """
         leaves: list[tuple[Any, nnx.Variable[Any]]] = []
         for path in self._param_paths:
             name = _dotted(path)
-            if gathered_from is None:
+            if gathered_from is None or not any(gathered_from[name].spec):
                 leaves.append((path, nnx.Param(params[name])))
             else:
                 param = GatheredParam(params[name], shard_sharding=gathered_from[name])

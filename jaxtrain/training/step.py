@@ -8,7 +8,6 @@ Reading order: :func:`build_train_step`, :func:`build_gradients`, then :func:`_g
 is small.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -89,23 +88,23 @@ def stage_ops(
     def module_of_shards(params: Arrays, extras: Arrays) -> Any:
         return definition.module(params, extras, gathered_from=shardings)
 
-    def reduce_scatter(grads: Arrays) -> Arrays:
+    def to_float32_shards(grads: Arrays) -> Arrays:
         return {
             name: jax.lax.with_sharding_constraint(grad, shardings[name]).astype(jnp.float32)
             for name, grad in grads.items()
         }
 
-    def reduce_and_scatter(grads: Arrays) -> Arrays:
+    def sum_to_float32_shards(grads: Arrays) -> Arrays:
         # First replicated: the shards' layout would otherwise propagate into the backward pass,
         # and activations would be communicated.
         whole = replicated(rule.mesh)
-        return reduce_scatter(
+        return to_float32_shards(
             {name: jax.lax.with_sharding_constraint(grad, whole) for name, grad in grads.items()}
         )
 
     if rule.shard == "params":
-        return StageOps(cast_and_shard, module_of_shards, reduce_scatter)
-    return StageOps(cast_and_gather, definition.module, reduce_and_scatter)
+        return StageOps(cast_and_shard, module_of_shards, to_float32_shards)
+    return StageOps(cast_and_gather, definition.module, sum_to_float32_shards)
 
 
 def build_train_step(
@@ -156,19 +155,20 @@ def build_train_step(
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             BAD_IN_A_ROW: guarded["bad_in_a_row"],
         }
-        following = State(
-            step=state.step + 1,
-            examples_seen=state.examples_seen,
-            params={**state.params, **cast(Arrays, optax.apply_updates(trained, updates))},
-            extras=extras,
-            opt=opt,
-            guard=state.guard,
+        params = {**state.params, **cast(Arrays, optax.apply_updates(trained, updates))}
+
+        def unless_bad(old: Any, new: Any) -> Any:
+            return jax.tree.map(lambda old, new: jnp.where(bad, old, new), old, new)
+
+        next_state = State(
+            step=unless_bad(state.step, state.step + 1),
+            examples_seen=state.examples_seen + jnp.uint32(rows),
+            params=unless_bad(state.params, params),
+            extras=unless_bad(state.extras, extras),
+            opt=unless_bad(state.opt, opt),
+            guard=guarded,
         )
-        kept = jax.tree.map(lambda old, new: jnp.where(bad, old, new), state, following)
-        following = dataclasses.replace(
-            kept, examples_seen=state.examples_seen + jnp.uint32(rows), guard=guarded
-        )
-        return following, metrics
+        return next_state, metrics
 
     return train_step
 
@@ -224,7 +224,8 @@ def build_eval_step(
         definition: the model.
         rule: where arrays are stored.
         precision: dtype of the computation.
-        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for sample images and texts.
+        method: ``"evaluate"`` or ``"constant_sums"`` for sums of metrics, ``"samples"`` for sample
+            images and texts.
     """
     stage = stage_ops(definition, rule, precision)
 

@@ -70,6 +70,8 @@ class Stopping:
 
         It does not wait: it uses the request that each process made after the previous step.
         """
+        if self.decision != CONTINUE:  # by agreed() or end()
+            return True
         self.decision = int(self._requests.delayed(self._own()).get(_REQUEST, CONTINUE))
         return self.decision != CONTINUE
 

@@ -81,6 +81,12 @@ def test_a_step_that_is_saved_again_replaces_its_pointer(
     assert store.place.data() == {new}
 
 
+def test_a_checkpoint_that_is_gone_is_not_moved(store: CheckpointStore, said: list[str]) -> None:
+    store.set_aside("checkpoints", 4, "damaged", "a byte is wrong")
+    assert not said
+    assert store.place.get("damaged/checkpoints/4.txt") is None
+
+
 def test_the_reason_goes_with_what_is_moved(
     store: CheckpointStore, tmp_path: Path, said: list[str]
 ) -> None:

@@ -1,12 +1,15 @@
 import dataclasses
 import itertools
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxtrain.data import mixture, sampler
 from jaxtrain.data.mixture import Mixture
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.errors import BadExample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,23 @@ def test_the_example_depends_on_the_position_alone() -> None:
     again = pickle.loads(pickle.dumps(where))
     assert [again(p) for p in range(60)] == [where(p) for p in range(60)]
     assert len(pickle.dumps(where)) < 500
+
+
+def test_substitutes_of_broken_examples_have_the_weights_of_the_mixture(tmp_path: Path) -> None:
+    """Source 0 has a tenth of the examples and half of the weight."""
+
+    class Broken(Numbers):
+        def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+            if index % 2:
+                raise BadExample(f"{self.name}-{index}", "broken on purpose")
+            return super().example(index, rng)
+
+    source = mixture.combine([Broken(0, 100), Broken(1, 900)], (1, 1))
+    rows = sampler.TrainingRows(
+        source, sampler.order_of(source, 3), 0, 1, 0, 1, 10**6, Quarantine(tmp_path / "list")
+    )
+    of_first = np.mean([rows.load(position)["of"][0] == 0 for position in range(2000)])
+    assert 0.45 < of_first < 0.55  # a standard deviation is 0.011; uniform ones give 0.30
 
 
 def test_a_single_source_is_unchanged_and_mixtures_have_their_own_fingerprints() -> None:

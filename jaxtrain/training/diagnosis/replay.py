@@ -143,7 +143,7 @@ class Replay:
         following, metrics, difference = twice(self._step, state, batch)
         if difference is not None:
             self._reject(done + 1, difference)
-        self._agreed = done + 1
+        self._agreed = int(following.step)  # not done + 1 if the step was bad
         self._record()
         return following, metrics
 

@@ -89,18 +89,30 @@ def test_a_nan_equals_itself_and_signs_of_zero_count() -> None:
     assert compare(placed(np.nan, 0.0), placed(np.nan, -0.0)) == Difference("x", (0,))
 
 
-class Stepping:
-    """Returns prepared states with a value on each of two devices, as a step does."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Small:
+    """A state with a value on each of two devices."""
 
-    def __init__(self, *states: list[int]) -> None:
-        self.states = list(states)
+    w: jax.Array
+    step: jax.Array
+
+
+def at(step: int, values: Sequence[int] = (0, 0)) -> Any:
+    mesh = toy.mesh_of(1, 2)
+    specs = PartitionSpec(AXES), PartitionSpec()
+    split, whole = (jax.NamedSharding(mesh, spec) for spec in specs)
+    return Small(jax.device_put(np.asarray(values), split), jax.device_put(np.asarray(step), whole))
+
+
+class Stepping:
+    """Returns prepared values, as a step does; a bad one does not count."""
+
+    def __init__(self, *values: list[int], bad: bool = False) -> None:
+        self.values, self.bad = list(values), bad
 
     def __call__(self, state: Any, batch: Any) -> Any:
-        split = jax.NamedSharding(toy.mesh_of(1, 2), PartitionSpec(AXES))
-        return {"w": jax.device_put(np.asarray(self.states.pop(0)), split)}, {}
-
-
-STATE: Any = {}
+        return at(int(state.step) + (not self.bad), self.values.pop(0)), {}
 
 
 class Saved:
@@ -146,8 +158,8 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
         small_checkpoint.write(tmp_path, step, kinds)
     small_checkpoint.write(tmp_path, 6, ("checkpoints", "best"))
     first, saved = replays(tmp_path, Stepping([1, 2], [1, 2]), done=0)
-    following, _ = first(3, STATE, {})
-    assert following["w"].tolist() == [1, 2]  # type: ignore[index]
+    following, _ = first(3, at(3), {})
+    assert following.w.tolist() == [1, 2]  # type: ignore[attr-defined]
     assert saved.agreed == recorded(tmp_path) == 4
     # A later start remembers it, and waits for a save in the background.
     again, saved = replays(
@@ -158,7 +170,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
     )
     assert saved.agreed == 4
     with pytest.raises(RunAgain) as caught:
-        again(7, STATE, {})
+        again(7, at(7), {})
     message = str(caught.value)
     assert (
         "step 8 was computed twice with different results: state.w on device 1 on host b" in message
@@ -172,35 +184,42 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
     assert resume.choose("latest", tmp_path, tmp_path) == tmp_path / "checkpoints/4.json"
 
 
+def test_after_a_bad_step_the_state_before_it_is_right(tmp_path: Path) -> None:
+    """A checkpoint of the number of steps that the loop expected does not exist yet."""
+    one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], bad=True))
+    one(3, at(3), {})
+    assert saved.agreed == recorded(tmp_path) == 3
+
+
 def test_no_launcher_resumes_from_a_checkpoint_that_cannot_be_moved(tmp_path: Path) -> None:
     small_checkpoint.write(tmp_path, 2)
     (tmp_path / "suspect").write_text("in the way")
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]))
     with pytest.raises(InputError, match=r"a checkpoint after step 0, .* cannot be moved to susp"):
-        one(3, STATE, {})
+        one(3, at(3), {})
     one, _ = replays(tmp_path / "other", Stepping([1, 2], [1, 3]), mirror=Copy("no route to host"))
     with pytest.raises(InputError, match=r"cannot be moved to suspect/ \(no route to host\)"):
-        one(3, STATE, {})
+        one(3, at(3), {})
 
 
 def test_the_copy_in_a_bucket_is_told(tmp_path: Path) -> None:
     copy = Copy()
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, mirror=copy)
     with pytest.raises(RunAgain, match=r"after step 4, .* are in suspect/: resume"):
-        one(7, STATE, {})
+        one(7, at(7), {})
     assert copy.moved == [4]
 
 
 def test_after_a_rollback_later_steps_no_longer_count(tmp_path: Path) -> None:
     small_checkpoint.write(tmp_path, 3)
     one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
-    one(3, STATE, {})
+    one(3, at(3), {})
     one.rewound(Position(done=2))
     assert saved.agreed == recorded(tmp_path) == 2  # nor for a start after that
     with pytest.raises(
         RunAgain, match=r"state\.w on 2 devices, so it is unknown which one is wrong;"
     ):
-        one(5, STATE, {})
+        one(5, at(5), {})
     with pytest.raises(InputError, match=r"no checkpoint .* is intact \(all are in suspect/"):
         resume.choose("latest", tmp_path, tmp_path)
 
@@ -221,7 +240,7 @@ def test_a_record_that_cannot_be_written_only_warns(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("jaxtrain.training.run_progress.write_whole", full)
-    one(3, STATE, {})
+    one(3, at(3), {})
     assert "progress.json cannot be written (No space left" in capsys.readouterr().out
     assert recorded(tmp_path) == 0  # the older step stays
 
