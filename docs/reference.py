@@ -162,10 +162,9 @@ CORE = (
     *("data/source.py", "data/sampler.py", "sharding.py", "data/pipeline.py"),
     *("models/contract.py", "models/masked.py", "models/mlm.py"),
     *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
-    *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/saver.py"),
-    "checkpoint/restore.py",
-    *("training/save_policy.py", "training/progress.py", "training/rollback.py"),
-    *("training/loop.py", "checkpoint/resume.py"),
+    *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/restore.py"),
+    *("checkpoint/saver.py", "training/save_policy.py", "checkpoint/resume.py"),
+    *("training/progress.py", "training/rollback.py", "training/stopping.py", "training/loop.py"),
 )
 
 

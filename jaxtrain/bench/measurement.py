@@ -33,7 +33,8 @@ from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import save_policy, setup, step_setup
 from jaxtrain.training.diagnosis import profiler
-from jaxtrain.training.state import State, model_flops, saved_part
+from jaxtrain.training.model_flops import model_flops
+from jaxtrain.training.state import State, saved_part
 from jaxtrain.training.step_setup import StepSetup
 from jaxtrain.xla import gpu_memory, options
 from jaxtrain.xla.step_cost import StepCost

@@ -3,8 +3,8 @@
 :func:`newest_intact` looks at the pointers of a run, the newest first, and verifies each: an intact
 one is taken, a damaged one is passed over, and one that cannot be read at the moment ends the
 search with an error, since it may be intact. The rules for a run, which :func:`choose` (1 to 4, 7),
-:func:`check_directory` (5) and :func:`check_same_run` (6) apply in process 0 once the directory is
-locked:
+:func:`check_directory` (5) and :mod:`jaxtrain.checkpoint.same_run` (6) apply in process 0 once the
+directory is locked:
 
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
 2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
@@ -27,11 +27,10 @@ locked:
 import datetime
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from jaxtrain import config, terminal
+from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.pointer import (
     BEST,
@@ -47,8 +46,6 @@ from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.models import from_file
-from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble, reason
 
@@ -546,99 +543,6 @@ def check_empty(
 def is_of(directory: Path, start_from: Path | None) -> bool:
     """Whether a checkpoint is in a run directory."""
     return start_from is not None and directory.resolve() in start_from.resolve().parents
-
-
-def check_same_run(
-    source: str,
-    saved: Mapping[str, Any],
-    *,
-    model: Any,
-    fingerprint: str,
-    settings: Mapping[str, Any],
-    versions: Mapping[str, str],
-    say: Say,
-) -> None:
-    """Rule 6: the checkpoint must have this run's order of examples; prints other differences.
-
-    Args:
-        source: the checkpoint, as it is printed.
-        saved: its metadata (:func:`jaxtrain.checkpoint.pointer.read_meta`).
-        model: this run's model config.
-        fingerprint: of this run's data.
-        settings: this run's config, from :func:`jaxtrain.config.to_dict`.
-        versions: of jaxtrain and the packages that it uses.
-        say: receives a line for each difference.
-
-    Raises:
-        InputError: the data, the seed or the meaning of the parameters differ.
-    """
-    saved = addresses.scrubbed(dict(saved))
-    old = saved["config"]
-    if saved["fingerprint"] != fingerprint:
-        raise InputError(
-            f"{source} was trained on different data ({_data_of(old, saved['fingerprint'])}) "
-            f"than "
-            f"this run ({_data_of(settings, fingerprint)}), so the order of examples would differ: "
-            f"pass the same --config and --data.path{_same_clips(old['data'], settings['data'])}, "
-            "or start a new run"
-        )
-    if old["seed"] != settings["seed"]:
-        raise InputError(
-            f"{source} was trained with seed {old['seed']}, and this run has seed "
-            f"{settings['seed']}, so the order of examples would differ: omit --seed"
-        )
-    frozen = [sorted(set(recorded["model"].get("freeze", ()))) for recorded in (old, settings)]
-    if frozen[0] != frozen[1]:
-        raise InputError(
-            f"{source} was trained with model.freeze={' '.join(frozen[0]) or '()'}, and this "
-            f"run has {' '.join(frozen[1]) or '()'}, so the optimizer states differ: pass the same "
-            f"--model.freeze, or start a new run with --model.init_from {source}"
-        )
-    for difference in config.differences(old, settings):
-        say(f"differs from the checkpoint: {difference}")
-    for difference in config.differences(saved["versions"], versions):
-        say(f"version differs from the checkpoint: {difference}")
-    from_file.check_not_in_weights(model, old["model"], source)
-
-
-def check_constants(source: str, saved: Mapping[str, str], of_files: Mapping[str, str]) -> None:
-    """Rule 6, for the weights that a model reads from files and does not train.
-
-    Args:
-        source: the checkpoint, as it is printed.
-        saved: part of the model -> checksum of its values, from the metadata.
-        of_files: likewise, of this run's files.
-
-    Raises:
-        InputError: names the first part whose values differ.
-    """
-    for part in sorted({*saved, *of_files}):
-        saved_sum, file_sum = (
-            sums[part][:8] if part in sums else "none" for sums in (saved, of_files)
-        )
-        if saved.get(part) != of_files.get(part):
-            raise InputError(
-                f"{source} was trained with other values of {part} (checksum {saved_sum}) than "
-                f"this config's files have ({file_sum}): pass the files that the run started with, "
-                "which its config.json names"
-            )
-
-
-def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
-    data = settings["data"]
-    val = "" if data.get("val_path") is None else f" --data.val_path {data['val_path']}"
-    return (
-        f"--config {settings['name']} --data.path {data.get('path')}{val}, fingerprint "
-        f"{fingerprint[:8]}"
-    )
-
-
-def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Returns the checkpoint's flag for the clips per video, if it differs."""
-    clips = old.get("clips_per_video")
-    if clips is None or clips == new.get("clips_per_video"):
-        return ""
-    return f" and --data.clips_per_video {clips}"
 
 
 def of_source(source: Path) -> Path:

@@ -47,7 +47,7 @@ def of_times(
 
 def of_flops(a: config.Run, b: config.Run, say: Callable[[str], None]) -> tuple[float, float]:
     """Counts the FLOPs of a step of each side, as MFU does."""
-    from jaxtrain.training.state import model_flops
+    from jaxtrain.training.model_flops import model_flops
 
     costs = tuple(model_flops(run.training_model) * run.data.batch_size for run in (a, b))
     say(f"a step takes {costs[0]:.4g} FLOPs with a, {costs[1]:.4g} with b (counted)")

@@ -18,7 +18,8 @@ from jaxtrain.ops import per_device
 from jaxtrain.planning import cards
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
-from jaxtrain.training.state import bytes_per_device, model_flops, parameter_count, total_bytes
+from jaxtrain.training.model_flops import model_flops
+from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
 from jaxtrain.xla.hlo import Stacks
 from jaxtrain.xla.step_cost import StepCost, Traffic

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import pointer, same_run
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
@@ -60,7 +60,7 @@ def first_state(
     if start_from is None:
         return _first_values(setup, init_from, constants, say)
     saved = pointer.read_meta(start_from)
-    resume.check_same_run(
+    same_run.check_same_run(
         shown,
         saved,
         model=setup.run.model,
@@ -69,7 +69,7 @@ def first_state(
         versions=meta.versions,
         say=say,
     )
-    resume.check_constants(shown, saved["constants"], meta.constants)
+    same_run.check_constants(shown, saved["constants"], meta.constants)
     state = restore(start_from, setup.saved, verified=True)
     everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
     state = with_values(everything, {}, constants)

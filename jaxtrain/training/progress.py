@@ -23,8 +23,9 @@ from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.diagnosis.nan_origin import FindNan
 from jaxtrain.training.diagnosis.step_times import SlowProcesses
+from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.run_summary import Results
-from jaxtrain.training.state import State, model_flops
+from jaxtrain.training.state import State
 from jaxtrain.training.step import BAD_IN_A_ROW, Batch
 from jaxtrain.training.validation import Validation
 

@@ -19,12 +19,11 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxtrain.config import param_groups
-from jaxtrain.models.contract import Model, ModelConfig
-from jaxtrain.ops import per_device
+from jaxtrain.models.contract import Model
 from jaxtrain.ops.layers import Frozen, PerExample
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
-from jaxtrain.xla import flops, options
+from jaxtrain.xla import options
 
 Arrays = dict[str, jax.Array]
 Leaf = TypeVar("Leaf")
@@ -175,35 +174,6 @@ class ModelDefinition:
 def parameter_count(params: Mapping[str, HasShape]) -> int:
     """Returns the number of elements of all parameters."""
     return sum(int(np.prod(array.shape)) for array in params.values())
-
-
-@functools.lru_cache(maxsize=4)
-def model_flops(model: ModelConfig) -> float:
-    """Returns the floating-point operations that a model needs for one example.
-
-    They are those of all matmuls and convolutions of the loss and its gradient, in a program
-    without rematerialization; the attention scores of masked pairs count, too. For the language
-    models this equals ``2 m n k`` summed over the matmuls of the forward pass, times 3. For the
-    video autoencoder it includes products with zeros in folded kernels: 2% of them all at full
-    width, 7% in the config `demo`.
-    """
-    if model.remat is not None:
-        model = dataclasses.replace(cast(Any, model), remat="none")
-    definition = ModelDefinition(model.build, model.freeze)
-
-    def loss(trained: Arrays, params: Arrays, extras: Arrays, batch: Any, keys: Any) -> Any:
-        return definition.module({**params, **trained}, extras).loss(batch, keys)[0]
-
-    # On CPUs, attention is matmuls: cuDNN's backward pass computes the scores again.
-    with per_device.tracing(platform="cpu"):
-        traced = jax.jit(jax.grad(loss)).trace(
-            definition.trained(definition.params),
-            definition.params,
-            definition.extras,
-            model.batch_spec(1),
-            jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)),
-        )
-    return flops.product_flops(traced.jaxpr)
 
 
 def abstract_state(

@@ -24,12 +24,12 @@ from jaxtrain.optim.build import (
 )
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import skip_step
+from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import (
     ModelDefinition,
     State,
     abstract_state,
     jit_init,
-    model_flops,
     parameter_count,
     saved_part,
 )

@@ -17,7 +17,7 @@ from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import tensor_files
 from jaxtrain.training import state
-from jaxtrain.training.state import model_flops
+from jaxtrain.training.model_flops import model_flops
 
 # Computed by tests/interop/torch_lpips.py with PyTorch on the same weights and frames.
 WANTED = {

@@ -16,6 +16,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae, wan_network
 from jaxtrain.models.video_ae import augment
 from jaxtrain.training import state as states
+from jaxtrain.training.model_flops import model_flops
 from jaxtrain.xla import flops
 
 SIZES = wan_weights.NARROW["wan2.1"]
@@ -109,10 +110,10 @@ def test_it_has_no_gradient_and_no_optimizer_state() -> None:
     clip = jax.ShapeDtypeStruct((1, 12, 16, 16, 3), jnp.float32)
     network = wan_network.WanVae(SIZES, decodes=False)
     forward = flops.product_flops(jax.make_jaxpr(lambda x: network.encode(x, jnp.float32))(clip))
-    bare_flops = states.model_flops(MODEL.bare())
-    assert states.model_flops(encodes) - bare_flops == forward
+    bare_flops = model_flops(MODEL.bare())
+    assert model_flops(encodes) - bare_flops == forward
     # The decoder gets the teacher's latents, which need no gradient.
-    assert bare_flops < states.model_flops(MODEL) < bare_flops + forward
+    assert bare_flops < model_flops(MODEL) < bare_flops + forward
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import blocks, samples, timing
 from jaxtrain.ops.cpu import COMPILER_OPTIONS
-from jaxtrain.training.state import model_flops
+from jaxtrain.training.model_flops import model_flops
 from jaxtrain.xla.flops import product_flops
 
 TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # padded to 8

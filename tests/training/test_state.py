@@ -7,7 +7,7 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.models import gpt, llama, mlm, video_ae
-from jaxtrain.training.state import model_flops
+from jaxtrain.training.model_flops import model_flops
 
 
 def of_gpt(m: gpt.Config) -> int:

@@ -17,7 +17,8 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.video import decode
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.training import state, step_setup
+from jaxtrain.training import step_setup
+from jaxtrain.training.model_flops import model_flops
 
 MODEL = video_ae.Config(frames=2, height=64, width=96)
 PLAIN: dict[str, Any] = {"flip": False, "jitter_probability": 0.0, "blur_sigma": None}
@@ -188,7 +189,7 @@ def test_what_depends_on_the_size_of_training() -> None:
     assert step_setup.validation_batch_size(one, 100) == 1
     whole = complete.override({"data.batch_size": 32})
     assert step_setup.validation_batch_size(whole, 100) == 32
-    ratio = state.model_flops(complete.model) / state.model_flops(crops.training_model)
+    ratio = model_flops(complete.model) / model_flops(crops.training_model)
     assert ratio == pytest.approx(4, rel=0.02)
 
 
