@@ -223,6 +223,7 @@ CHOSEN = {
     "interop/huggingface.py _special_ids": _LITERAL,
     "cli/command_line.py run": "commands.TABLE",
     "models/from_file.py config_class": "the modules in the package's own folder",
+    "models/video_ae/config.py Config.comfyui_name": "names in the table _COMFYUI",
     "models/video_ae/reconstruction.py ReconstructionConfig.problems": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
     "ops/attention.py reproducible_gradients": _LITERAL,
