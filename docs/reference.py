@@ -180,6 +180,27 @@ def core() -> str:
     return table(("file", "content", "lines"), [*rows, ("", "", f"{total:,}")])
 
 
+def published_results() -> str:
+    """The published results of each protocol of ``evaluate``."""
+    from jaxtrain.inference.protocols import PROTOCOLS
+
+    return table(
+        ("protocol", "network", "PSNR (dB)", "SSIM", "LPIPS", "rFVD"),
+        (
+            (
+                f"`{name}`",
+                result.model,
+                f"{result.psnr:.2f}",
+                "\N{EN DASH}" if result.ssim is None else f"{result.ssim:.3f}",
+                f"{result.lpips:.3f} ({protocol.lpips})",
+                "\N{EN DASH}" if result.rfvd is None else f"{result.rfvd:.1f}",
+            )
+            for name, protocol in PROTOCOLS.items()
+            for result in protocol.published
+        ),
+    )
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
     "training-metrics": lambda: of_metrics("training", "train"),
@@ -191,6 +212,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": command_help,
     "fields": config_fields,
     "core": core,
+    "published-results": published_results,
 }
 
 

@@ -239,7 +239,7 @@ class Reconstruct(Writes, Precise):
     """the video to write"""
     _: dataclasses.KW_ONLY
     side_by_side: bool = False
-    """put the original on the left"""
+    """put the original on the left, and labels above both"""
     no_audio: bool = False
     """do not copy the audio"""
 
@@ -289,6 +289,9 @@ class Evaluate(OnDevices, Json, Precise):
     i3d: _File = None
     """also measure rFVD, the Fréchet video distance to the originals, with this state dict of
     pytorch-i3d's InceptionI3d(400)"""
+    worst: Annotated[Path | None, "DIR"] = None
+    """also write images of the three clips with the lowest PSNR to this folder: original,
+    reconstruction, and error"""
     text_field: Annotated[str | None, "NAME"] = None
     """text: field of .jsonl objects or column of .parquet files with it (default: the first of
     text, content, body, ...)"""

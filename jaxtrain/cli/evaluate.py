@@ -14,21 +14,21 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.protocols import PROTOCOLS, Protocol
 from jaxtrain.storage import addresses, atomic
-from jaxtrain.telemetry import formats
+from jaxtrain.telemetry import formats, images
 
 if TYPE_CHECKING:
     from jaxtrain.data.video.index import Entry
-    from jaxtrain.inference.compare import Comparison
+    from jaxtrain.inference.compare import Comparison, Drawn
 
 _MOST_SOURCES = 3
 _VIDEO_FLAGS = (
     *("split", "protocol", "frames", "height", "width", "clips", "lpips", "backbone", "i3d"),
-    *("engine", "ray_address", "ray_gpus"),
+    *("worst", "engine", "ray_address", "ray_gpus"),
 )
 _TEXT_FLAGS = ("text_field", "max_tokens", "max_examples", "rows")
 _LETTERS = "ABC"
 _USUAL = {"frames": 16, "height": 256, "width": 256}
-_DIGITS = {"psnr": 3}
+_DIGITS = {"psnr": 3, "static_flicker": 3}
 _USUAL_DIGITS = 4
 _UNITS = {"psnr": "psnr (dB)"}
 
@@ -70,6 +70,8 @@ def main(flags: commands.Evaluate) -> int:
     size, protocol = _resolved(flags)
     cluster = job_flags.cluster(flags)
     atomic.check_writable("--json", flags.json)
+    if flags.worst is not None and flags.worst.exists() and not flags.worst.is_dir():
+        raise InputError(f"--worst {flags.worst} is a file: pass a folder")
     if protocol is None:
         clips = evaluation_clips.choose(
             flags.data,
@@ -117,6 +119,9 @@ def main(flags: commands.Evaluate) -> int:
     )
     if protocol is not None:
         terminal.out(_published(protocol))
+    if flags.worst is not None:
+        for path in _draw(meter.worst(clips, measured), flags.worst):
+            terminal.out(f"wrote {path}")
     if flags.json:
         content = {
             "sources": [model.source for model in meter.models],
@@ -133,6 +138,19 @@ def main(flags: commands.Evaluate) -> int:
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
     return 0
+
+
+def _draw(worst: Sequence["Drawn"], folder: Path) -> list[Path]:
+    """Writes images of clips, the worst first, and returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, clip in enumerate(worst, start=1):
+        title = f"{clip.video}, at {clip.place:.0%}"
+        png = images.encode(clip.image, images.Labels(title, clip.rows)).file
+        path = folder / f"{number}-{Path(clip.video).stem}.png"
+        atomic.write_whole(path, png)
+        paths.append(path)
+    return paths
 
 
 def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None:

@@ -21,6 +21,7 @@ from jaxtrain.data.video.writing import Writer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import latent_files
 from jaxtrain.storage import atomic
+from jaxtrain.telemetry import images
 from jaxtrain.telemetry.formats import counted
 from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
 
@@ -363,12 +364,13 @@ def _reconstruct(
     ) as writer:
         images = _images(video, originals, writer, sound=sound is not None)
         height, width = video.height, video.width
+        beside = _side_by_side(width)
         decoded = model.decoded(model.encoded(images), height=height, width=width, count=latents)
         for pixels in decoded:
             if not originals:
                 break  # the last latent may decode to more frames than were encoded
             original = originals.popleft()
-            shown = _beside(original.pixels, pixels) if flags.side_by_side else pixels
+            shown = beside(original.pixels, pixels) if flags.side_by_side else pixels
             padding = autoencoding.even(*shown.shape[:2])
             writer.add(Frame(padding(shown), original.pts))
             counter.one()
@@ -393,5 +395,11 @@ def _images(
             yield item.pixels
 
 
-def _beside(original: np.ndarray, reconstruction: np.ndarray) -> np.ndarray:
-    return np.concatenate([original, reconstruction], axis=1)
+def _side_by_side(width: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Returns what puts an original beside its reconstruction, with labels above them."""
+    labels = images.heading(2 * width, ("original", "reconstruction"))
+
+    def beside(original: np.ndarray, reconstruction: np.ndarray) -> np.ndarray:
+        return np.concatenate([labels, np.concatenate([original, reconstruction], axis=1)])
+
+    return beside

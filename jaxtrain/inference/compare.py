@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
-from jaxtrain.models.video_ae import i3d, lpips, quality
+from jaxtrain.models.video_ae import i3d, lpips, quality, samples
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
 """(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or
@@ -37,6 +37,7 @@ MEASURES: dict[str, Measure] = {
     "ssim": quality.ssim,
     "temporal_consistency": quality.temporal_consistency,
     "flicker_ratio": quality.flicker_ratio,
+    "static_flicker": quality.static_flicker,
 }
 """The standard measures; callers may add others, such as a perceptual distance."""
 Features = Callable[[jax.Array], jax.Array]
@@ -45,6 +46,7 @@ Features = Callable[[jax.Array], jax.Array]
 _FEATURES = "features"
 _ALWAYS_A_NUMBER = "psnr"  # others are NaN for some clips, such as the flicker of a still image
 _READ_AHEAD = 2
+_WORST = 3  # clips that are drawn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,31 @@ class Meter:
         )
         return Result(measured, features)
 
+    def worst(self, clips: Sequence[Clip], measured: Sequence[ClipMetrics]) -> list["Drawn"]:
+        """Draws the measured clips with the lowest PSNR, the mean over the models; worst first.
+
+        Args:
+            clips: those that were measured.
+            measured: from :meth:`measure`.
+        """
+        by_place = {(clip.entry.name, clip.place): clip for clip in clips}
+        ranked = sorted(measured, key=lambda one: float(np.mean([of["psnr"] for of in one.values])))
+        return [self._drawn(by_place[one.video, one.place], one) for one in ranked[:_WORST]]
+
+    def _drawn(self, clip: Clip, measured: ClipMetrics) -> "Drawn":
+        rows = list[jax.Array]()
+        labels = list[str]()
+        video = clip.read()[None]
+        for number, (model, values) in enumerate(zip(self.models, measured.values, strict=True)):
+            graph, arrays = nnx.split(model.module)
+            shown = _beside(graph, self.compared, arrays, video)
+            rows.append(shown if not number else shown[:, 1:])
+            of_model = f" {number + 1}" if len(self.models) > 1 else ""
+            own = (f"reconstruction{of_model}, {values['psnr']:.1f} dB", f"error{of_model}")
+            labels += [samples.ROWS[0], *own] if not number else own
+        image = np.asarray(samples.in_a_row(jnp.concatenate(rows, axis=1)))
+        return Drawn(clip.entry.name, clip.place, image, tuple(labels))
+
     def rfvd(self) -> list[float]:
         """Returns each model's Fréchet video distance over the measured clips; [] without features.
 
@@ -276,6 +303,22 @@ class MeterConfig:
 
 
 _Numbered = tuple[int, Clip]
+
+
+class Drawn(NamedTuple):
+    """A clip, its reconstructions, and their errors.
+
+    Attributes:
+        video: name of the file.
+        place: position of the clip in the file, 0 to 1.
+        image: uint8 [H, W, 3], a few frames from left to right.
+        rows: what its rows show.
+    """
+
+    video: str
+    place: float
+    image: np.ndarray
+    rows: tuple[str, ...]
 
 
 def _begin(
@@ -355,11 +398,25 @@ def _measure(
     video_BTHW3: jax.Array,
 ) -> dict[str, jax.Array]:
     """Measures a batch; compiled once for all checkpoints of a model."""
+    target, decoded = _reconstructed(graph, compared, arrays, video_BTHW3)
+    return {name: of(target, decoded) for name, of in measures}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _beside(graph: Any, compared: int, arrays: Any, video_BTHW3: jax.Array) -> jax.Array:
+    """Stacks originals, reconstructions, and errors; see :func:`samples.beside`."""
+    return samples.beside(*_reconstructed(graph, compared, arrays, video_BTHW3))
+
+
+def _reconstructed(
+    graph: Any, compared: int, arrays: Any, video_BTHW3: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns originals and reconstructions, in [0, 1]."""
     module = nnx.merge(graph, arrays)
     video = video_BTHW3.astype(jnp.float32) / 255
     target = module.timing.target(video)[:, :compared]
     decoded = module.decode(module.encode(video)).astype(jnp.float32)[:, :compared]
-    return {name: of(target, jnp.clip(decoded, 0, 1)) for name, of in measures}
+    return target, jnp.clip(decoded, 0, 1)
 
 
 def _of_both(features: Features, video: jax.Array, other: jax.Array) -> jax.Array:

@@ -40,10 +40,10 @@ class Protocol:
     published: tuple[Published, ...]
 
 
-def _vidtok(
+def _mcl_jcv(
     name: str, channels: int, psnr: float, ssim: float, lpips: float, rfvd: float
 ) -> Published:
-    model = f"VidTok {name}, {channels} channels"
+    model = f"{name}, {channels} channels"
     return Published(model=model, psnr=psnr, ssim=ssim, lpips=lpips, rfvd=rfvd)
 
 
@@ -56,14 +56,20 @@ PROTOCOLS = {
         fps=30,
         complete=True,
         lpips="vgg",  # vidtok/modules/lpips.py
-        source="https://github.com/microsoft/VidTok (README, Performance)",
+        source="https://github.com/microsoft/VidTok (README, Performance), and for other networks "
+        "its authors' https://arxiv.org/abs/2412.13061 (Table 1)",
         published=(
-            _vidtok("4x8x8", 4, 29.64, 0.852, 0.114, 194.2),
-            _vidtok("4x8x8", 8, 31.83, 0.897, 0.083, 109.3),
-            _vidtok("4x8x8", 16, 35.04, 0.942, 0.047, 78.9),
-            _vidtok("2x8x8", 8, 33.86, 0.928, 0.057, 80.7),
-            _vidtok("4x4x4", 4, 34.78, 0.941, 0.051, 87.2),
-            _vidtok("4x16x16", 4, 25.05, 0.711, 0.228, 549.1),
+            _mcl_jcv("VidTok 4x8x8", 4, 29.64, 0.852, 0.114, 194.2),
+            _mcl_jcv("VidTok 4x8x8", 8, 31.83, 0.897, 0.083, 109.3),
+            _mcl_jcv("VidTok 4x8x8", 16, 35.04, 0.942, 0.047, 78.9),
+            _mcl_jcv("VidTok 2x8x8", 8, 33.86, 0.928, 0.057, 80.7),
+            _mcl_jcv("VidTok 4x4x4", 4, 34.78, 0.941, 0.051, 87.2),
+            _mcl_jcv("VidTok 4x16x16", 4, 25.05, 0.711, 0.228, 549.1),
+            _mcl_jcv("CV-VAE 4x8x8", 4, 28.56, 0.823, 0.163, 334.2),
+            _mcl_jcv("Open-Sora 1.2 4x8x8", 4, 29.44, 0.766, 0.164, 350.7),
+            _mcl_jcv("Open-Sora Plan 1.2 4x8x8", 4, 29.07, 0.839, 0.131, 201.7),
+            _mcl_jcv("CogVideoX 4x8x8", 16, 33.76, 0.930, 0.076, 93.2),
+            _mcl_jcv("Cosmos-CV 4x8x8", 16, 31.27, 0.817, 0.149, 153.7),
         ),
     ),
     "open-sora-plan": Protocol(

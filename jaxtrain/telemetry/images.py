@@ -129,6 +129,31 @@ def _frame(height: int, width: int, labels: Labels) -> tuple[np.ndarray, int, in
     return np.asarray(frame), top, left
 
 
+def heading(width: int, columns: Sequence[str]) -> np.ndarray:
+    """Returns a bar with the labels of columns of equal width, to be put above them.
+
+    Args:
+        width: of the bar, in pixels.
+        columns: the labels; their text is smaller if they are wider than a column.
+
+    Returns:
+        uint8 [H, width, 3], with an even height.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    size = max(_LEAST_TEXT, width // _WIDTH_PER_TEXT)
+    room = width // len(columns) - size // 2
+    widest = max(ImageFont.load_default(size).getlength(column) for column in columns)
+    font = ImageFont.load_default(max(1, int(size * min(1, room / widest))))
+    height = (size + size // 2) // 2 * 2
+    bar = Image.new("RGB", (width, height), _BACKGROUND)
+    draw = ImageDraw.Draw(bar)
+    for number, column in enumerate(columns):
+        middle = width * (2 * number + 1) // (2 * len(columns))
+        draw.text((middle, height // 2), column, fill=_TEXT, font=font, anchor="mm")
+    return np.asarray(bar)
+
+
 def _png(image_HW3: np.ndarray) -> bytes:
     from PIL import Image
 

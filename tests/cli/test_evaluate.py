@@ -13,6 +13,7 @@ import pytest
 from cli.cluster_here import ClusterHere
 from data.video import sample_videos
 from models import lpips_weights, small_autoencoder
+from PIL import Image
 
 from jaxtrain import main
 from jaxtrain.cli import command_line
@@ -104,6 +105,30 @@ def test_metrics_match_their_formulas(place: Path, tmp_path: Path) -> None:
         assert gap["mean"] == pytest.approx((table[:, 1] - table[:, 0]).mean())
         expected_p = intervals.difference(table[:, 0], table[:, 1])
         assert (gap["p_student"], gap["p_signs"]) == (expected_p.p_student, expected_p.p_signs)
+
+
+def test_the_worst_clips_are_drawn(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [place / "0.safetensors", place / "1.safetensors"]
+    report, worst = tmp_path / "report.json", tmp_path / "new/worst"
+    arguments = [*sources, "--data", place / "videos", *SIZE]
+    assert run(*arguments, "--json", report, "--worst", worst) == 0
+    clips = json.loads(report.read_text())["clips"]
+    psnr = {clip["video"]: np.mean([one["psnr"] for one in clip["values"]]) for clip in clips}
+    ranked = sorted(psnr, key=lambda name: psnr[name])[:3]
+    names = [f"{n}-{Path(video).stem}.png" for n, video in enumerate(ranked, start=1)]
+    assert sorted(path.name for path in worst.iterdir()) == names
+    printed = capsys.readouterr().out
+    assert all(f"wrote {worst / name}" in printed for name in names)
+    image = np.asarray(Image.open(worst / names[0]))
+    # Five rows of five frames, enlarged, and their labels.
+    times = min(720 // (5 * 24), 1300 // (5 * 16), 8)
+    assert image.shape[0] > 5 * 16 * times
+    assert image.shape[1] > 5 * 24 * times
+    assert image[: image.shape[0] // 3, : image.shape[1] // 3].std() > 10
+    assert run(*arguments, "--worst", report) == 2
+    assert f"--worst {report} is a file: pass a folder" in capsys.readouterr().err
 
 
 def test_broken_and_short_videos_are_skipped_and_named(

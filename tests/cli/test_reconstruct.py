@@ -103,9 +103,14 @@ def test_rotation_is_honored(weights: Path, clip: Path, tmp_path: Path) -> None:
     sample_videos.rotate_quarter(turned)
     assert run(weights, turned, tmp_path / "out.mp4", "--side-by-side", "--crf", 1) == 0
     found = small_autoencoder.read(tmp_path / "out.mp4")
-    assert found.shape == (30, 50, 72, 3)
+    bar = found.shape[1] - 50  # the labels
+    assert found.shape == (30, 50 + bar, 72, 3)
+    assert bar > 0
+    assert bar % 2 == 0
+    assert found[:, :bar, :36].std() > 5
+    assert found[:, :bar, 36:].std() > 5
     upright = np.rot90(small_autoencoder.read(clip), -1, axes=(1, 2))  # clockwise
-    assert_same(found[:, :, :36], upright)
+    assert_same(found[:, bar:, :36], upright)
     with av.open(str(tmp_path / "out.mp4")) as container:
         assert next(container.decode(video=0)).rotation == 0
 

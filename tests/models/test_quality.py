@@ -64,3 +64,45 @@ def test_metrics_of_motion() -> None:
     assert np.allclose(quality.flicker_ratio(video, frozen), 0)
     assert (np.asarray(quality.temporal_consistency(video, frozen)) < 0.7).all()
     assert np.isnan(np.asarray(quality.flicker_ratio(frozen, video))).all()
+
+
+@pytest.fixture(scope="module")
+def still() -> np.ndarray:
+    """A clip whose left half stands still, with noise of a codec, and whose right half moves."""
+    rng = np.random.default_rng(0)
+    video = np.repeat(rng.uniform(0.3, 0.7, (1, 1, 32, 32, 3)), 8, axis=1)
+    video[:, :, :, 16:] = rng.uniform(0.3, 0.7, (1, 8, 32, 16, 3))
+    return (video + rng.uniform(-1, 1, video.shape) / 255).astype(np.float32)
+
+
+def test_static_flicker_sees_only_what_changes_where_nothing_moves(still: np.ndarray) -> None:
+    rng = np.random.default_rng(1)
+    assert float(quality.static_flicker(still, still)[0]) == 0
+    bias = rng.normal(0, 0.1, (1, 1, 32, 32, 3)).astype(np.float32)
+    assert float(quality.static_flicker(still, still + bias)[0]) < 1e-4
+    moving = still.copy()
+    moving[:, :, :, 16:] = rng.random((1, 8, 32, 16, 3))
+    assert float(quality.static_flicker(still, moving)[0]) == 0
+    alternating = still.copy()
+    alternating[:, ::2] += 4 / 255
+    assert float(quality.static_flicker(still, alternating)[0]) == pytest.approx(4, rel=1e-3)
+    found = quality.static_flicker(still, still + bias + (alternating - still))
+    assert float(found[0]) == pytest.approx(4, rel=1e-3)
+
+
+@pytest.mark.parametrize("deviation", [1, 4, 16])
+def test_static_flicker_of_noise_grows_with_its_deviation(
+    still: np.ndarray, deviation: int
+) -> None:
+    noise = np.random.default_rng(2).normal(0, deviation / 255, still.shape).astype(np.float32)
+    found = float(quality.static_flicker(still, still + noise)[0])
+    assert found == pytest.approx(2 / np.sqrt(np.pi) * deviation, rel=0.05)
+
+
+def test_static_flicker_is_undefined_where_everything_moves() -> None:
+    video = np.random.default_rng(0).random((2, 6, 16, 16, 3)).astype(np.float32)
+    video[1] = video[1, :1]
+    found = np.asarray(quality.static_flicker(video, video))
+    assert np.isnan(found[0])
+    assert found[1] == 0
+    assert np.isnan(np.asarray(quality.static_flicker(video[:, :1], video[:, :1]))).all()
