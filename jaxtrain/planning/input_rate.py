@@ -68,19 +68,17 @@ def _relative_pixels(model: Any) -> float:
 KINDS = {
     # Of a clip's 217 ms, 15 are its own frames: cropping and scaling. Decoding the frames before
     # them does not depend on the clip, but on the file: these are 1280x720.
-    "videos": Kind(
-        "1280x720 videos, distant keyframes", "clips", 1.9, 4.6, fixed=0.93, each=0.01, cut=0.06
-    ),
+    "videos": Kind("1280x720 videos, distant keyframes", "clips", 1.9, 4.6, fixed=0.93, cut=0.07),
     # `most` was measured beside other work on cores like the faster machine's. `least` is not
     # measured, but scaled by the rates of H.264 clips on both machines, 11.0 and 22.7. Of a clip's
     # 21 ms, opening the file takes 0.5. What each example and its pixels take was measured with
     # data.crop and data.crops_per_clip (benchmarks/LOG.md).
-    "clips": Kind("prepared clips", "clips", 22.9, 47.3, fixed=0.03, each=0.09, cut=0.13),
+    "clips": Kind("prepared clips", "clips", 22.9, 47.3, fixed=0.03, each=0.005, cut=0.1),
     "clips, resized on the host": Kind(
         *("prepared clips, resized on the host", "clips", 13.9, 28.7),
         fixed=0.02,
-        each=0.07,
-        cut=0.37,
+        each=0.016,
+        cut=0.43,
     ),
     "masked text": Kind("text, masked", "tokens", 1.59e6, 1.59e6),
     "causal text": Kind("text, causal", "tokens", 13.4e6, 13.4e6),

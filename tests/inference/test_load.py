@@ -14,9 +14,9 @@ from jaxtrain.storage import tensor_files
 
 def test_optional_methods_determine_what_a_model_can_do() -> None:
     assert load.able("generate") == ["gpt", "llama"]
-    assert load.able("fill") == ["mlm"]
+    assert load.able("fill") == ["mlm", "modern_bert"]
     assert load.able("reconstruct") == ["video_ae"]
-    assert load.able("generate", "fill") == ["gpt", "llama", "mlm"]
+    assert load.able("generate", "fill") == ["gpt", "llama", "mlm", "modern_bert"]
 
 
 def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
@@ -26,8 +26,8 @@ def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
     monkeypatch.setattr(weights, "_of_checkpoint", None)
     with pytest.raises(
         InputError,
-        match=r"run has the model video_ae, which fill cannot use: pass a model of the kind mlm; "
-        r"to use this model: .* reconstruct .*run IN.mp4 OUT.mp4",
+        match=r"run has the model video_ae, which fill cannot use: pass a model of the kind mlm or "
+        r"modern_bert; to use this model: .* reconstruct .*run IN.mp4 OUT.mp4",
     ):
         load.load(tmp_path / "run", "fill", "fill")
 
