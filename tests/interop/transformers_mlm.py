@@ -26,7 +26,7 @@ from jaxtrain import config, main
 from jaxtrain.data.text import tokenizer
 from jaxtrain.inference import fill_mask
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import mlm
+from jaxtrain.models import mlm, modern_bert
 
 pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn
 TEXT = "The Capital of France, is [MASK]: Paris?"
@@ -37,10 +37,28 @@ def tokenizer_of(kind: tokenizer.Kind) -> Any:
     return tokenizer.train([CORPUS], 300, kind)
 
 
-def export(folder: Path, kind: tokenizer.Kind = "wordpiece") -> mlm.Config:
-    model = mlm.Config(
+MODELS: dict[str, Any] = {
+    "BertForMaskedLM": mlm.Config(
         vocab_size=300, sequence_length=32, hidden=24, layers=3, heads=4, ff=40, dropout=0.2
-    )
+    ),
+    "ModernBertForMaskedLM": modern_bert.Config(
+        vocab_size=300,
+        sequence_length=32,
+        hidden=24,
+        layers=5,
+        heads=4,
+        ff=40,
+        local_attention=8,
+        global_every=2,
+        global_base=500.0,
+    ),
+}
+
+
+def export(
+    folder: Path, kind: tokenizer.Kind = "wordpiece", family: str = "BertForMaskedLM"
+) -> Any:
+    model = MODELS[family]
     huggingface.check_target(folder)
     huggingface.write(folder, model, ours.params_of(model), tokenizer_of(kind))
     return model
@@ -62,17 +80,18 @@ def assert_same_probabilities(folder: Path, model: Any, ids: np.ndarray) -> None
         np.testing.assert_allclose(found, theirs[position], atol=1e-4)
 
 
+@pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_transformers_loads_exported_models(
-    tmp_path: Path, kind: Any, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, kind: Any, family: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model = export(tmp_path / "hf", kind)
+    model = export(tmp_path / "hf", kind, family)
     capfd.readouterr()
     loaded, report = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "hf", output_loading_info=True
     )
     said = capfd.readouterr()
-    assert isinstance(loaded, transformers.BertForMaskedLM)
+    assert type(loaded) is getattr(transformers, family)
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert "MISSING" not in said.out + said.err
     assert "newly initialized" not in said.out + said.err
@@ -83,6 +102,12 @@ def test_transformers_loads_exported_models(
     assert (words.mask_token_id, words.pad_token_id, words.unk_token_id) == (4, 0, 1)
     assert words.model_max_length == model.sequence_length
     assert_same_probabilities(tmp_path / "hf", loaded, np.array([own.encode(TEXT).ids]))
+    loaded.save_pretrained(tmp_path / "again")
+    before, after = (weights.load(tmp_path / name) for name in ("hf", "again"))
+    assert after.model == before.model
+    assert after.params.keys() == before.params.keys()
+    for name, array in before.params.items():
+        np.testing.assert_array_equal(after.params[name], array)
 
 
 @pytest.mark.parametrize("family", ["BertForMaskedLM", "BertForPreTraining"])
