@@ -26,7 +26,7 @@ run = config.Run(
         mask_fraction=0.3,
     ),
     data=text.Masked(
-        batch_size=4608,  # 32 sequences x 8 GPUs x 18
+        batch_size=4608,  # 64 sequences x 8 GPUs x 9
         prefetch=2,
         tokenizer_kind="bpe",
     ),
@@ -42,7 +42,7 @@ run = config.Run(
         clip_updates=True,
         weight_decay=1e-5,
         max_grad_norm=1.0,
-        accumulate=18,
+        accumulate=9,
     ),
     mesh=config.Mesh(data=1, fsdp=8, shard="optimizer"),
     loop=config.Loop(

@@ -21,6 +21,7 @@ from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Gathered,
     Remat,
+    add_shared,
     cross_entropy,
     einsum_float32,
     embed,
@@ -194,7 +195,7 @@ class Head(nnx.Module):
 
         word = embedding.word
         logits_BMV = score(word[...], h_BMD) if words is None else words.use(score, h_BMD)
-        return logits_BMV + _row(self.bias).astype(jnp.float32)
+        return add_shared(logits_BMV, self.bias[...])
 
 
 class MaskedModel(Model):

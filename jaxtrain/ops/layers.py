@@ -164,22 +164,27 @@ def add_shared(x: jax.Array, shared: jax.Array) -> jax.Array:
 
     Args:
         x: [B, ..., *shared.shape].
-        shared: is cast to the dtype of `x`.
+        shared: is cast to the dtype of `x`; its gradient has its own.
     """
-    return _add_shared(x.ndim - shared.ndim, x, shared.astype(x.dtype))
+    return _add_shared(x.ndim - shared.ndim, str(shared.dtype), x, shared)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _add_shared(axes: int, x: jax.Array, shared: jax.Array) -> jax.Array:
-    return x + shared.reshape((1,) * axes + shared.shape)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _add_shared(axes: int, dtype: str, x: jax.Array, shared: jax.Array) -> jax.Array:
+    del dtype
+    return x + shared.reshape((1,) * axes + shared.shape).astype(x.dtype)
 
 
-def _add_shared_forward(axes: int, x: jax.Array, shared: jax.Array) -> tuple[jax.Array, None]:
-    return _add_shared(axes, x, shared), None
+def _add_shared_forward(
+    axes: int, dtype: str, x: jax.Array, shared: jax.Array
+) -> tuple[jax.Array, None]:
+    return _add_shared(axes, dtype, x, shared), None
 
 
-def _add_shared_backward(axes: int, _: None, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return grad, per_device.batch_sum(grad, axes)
+def _add_shared_backward(
+    axes: int, dtype: str, _: None, grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return grad, per_device.batch_sum(grad, axes, dtype)
 
 
 _add_shared.defvjp(_add_shared_forward, _add_shared_backward)

@@ -121,16 +121,16 @@ def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: S
     return by_device(tied, rows, shared)
 
 
-def batch_sum(x: jax.Array, axes: int) -> jax.Array:
-    """Sums the first `axes` axes, the batch among them, in float32; returns the dtype of `x`.
+def batch_sum(x: jax.Array, axes: int, dtype: Any = None) -> jax.Array:
+    """Sums the first `axes` axes, the batch among them, in float32.
 
-    Each device rounds the sum of its own rows, and these are summed over devices in the dtype of
-    `x`. In bfloat16, a sum of equal numbers stops growing at 256 of them. XLA adds bfloat16 in
-    float32 on CPUs, but not on H100 and later.
+    Each device rounds the sum of its own rows to `dtype`, or the dtype of `x`, and in that dtype
+    these are summed over devices. In bfloat16, a sum of equal numbers stops growing at 256 of them.
+    XLA adds bfloat16 in float32 on CPUs, but not on H100 and later.
     """
 
     def own_gradients(x: jax.Array, _: None) -> Gradients:
-        return None, jnp.sum(x, range(axes), dtype=jnp.float32).astype(x.dtype)
+        return None, jnp.sum(x, range(axes), dtype=jnp.float32).astype(dtype or x.dtype)
 
     total: jax.Array = by_device(own_gradients, x, None)[1]
     return total

@@ -33,7 +33,7 @@ LAYOUT = {
     "mlm_h200_8_small": ((32, 1, 256), (1, 8, "none"), 2),
     "bert_base_h200_8": ((32, 1, 256), (1, 8, "optimizer"), 2),
     "bert_large_h200_8": ((32, 1, 256), (1, 8, "optimizer"), 2),
-    "ettin_150m_h100_8": ((32, 18, 4608), (1, 8, "optimizer"), 2),
+    "ettin_150m_h100_8": ((64, 9, 4608), (1, 8, "optimizer"), 2),
     "gpt_32gb_conservative": ((8, 2, 16), (1, 1, "optimizer"), 2),
     "gpt_32gb_medium": ((12, 2, 24), (1, 1, "optimizer"), 2),
     "gpt_32gb_high": ((7, 4, 28), (1, 1, "optimizer"), 2),

@@ -61,7 +61,7 @@ CONFIGS = {
     # Heads of two channels, which no fused kernel takes; nothing is sharded.
     "mlm_h200_8_small": Allowed(frozenset(), 0, 1.1, 0),
     "bert_base_h200_8": Allowed(ZERO, 1, 1.1, 12, overrides=("--model.attend", "document")),
-    "ettin_150m_h100_8": Allowed(ZERO, 1, 1.1, 22 * 18),
+    "ettin_150m_h100_8": Allowed(ZERO, 1, 1.1, 22 * 9),
     # Two microbatches; Muon's matrices are distributed over the devices.
     "gpt_h100_8": Allowed(ZERO | {"all-to-all"}, 4, 1.1, 20 * 2),
     "gpt_32gb_high": Allowed(frozenset(), 0, 0.0, 20 * 4),  # one GPU
