@@ -273,12 +273,16 @@ class Config(bounds.Section):
         sizes = zip((model.height, model.width), self.crop, strict=True)
         most = min(whole / side for whole, side in sizes)
         if self.max_crop_scale > most:
+            limit = math.floor(most * 100) / 100
+            both = "--data.max_crop_scale"
+            if self.min_crop_scale > limit:
+                both = "--data.min_crop_scale and --data.max_crop_scale"
             covered = " x ".join(f"{side * self.max_crop_scale:g}" for side in self.crop)
             yield Problem(
                 f"data.crop={_size(self.crop)} with data.max_crop_scale={self.max_crop_scale} "
                 f"shows {covered} pixels, more than a clip's {model.height} x {model.width} "
-                f"(model.height, model.width): use a smaller --data.crop, or "
-                f"--data.max_crop_scale {math.floor(most * 100) / 100:g}",
+                f"(model.height, model.width): use a smaller --data.crop, or at most {limit:g} for "
+                f"{both}",
                 *about,
             )
         try:

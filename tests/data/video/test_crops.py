@@ -212,10 +212,13 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], part: str
     [
         ({"crop": (20, 16)}, "data.crop=20 16, which is the clip size in training: .*multiples of"),
         ({"crop": (8, 8)}, "use at least 16"),
-        ({"crop": (128, 96)}, "more than a clip's 64 x 96 .* or --data.max_crop_scale 0.5"),
+        (
+            {"crop": (128, 96)},
+            "64 x 96 .* or at most 0.5 for --data.min_crop_scale and --data.max_crop_scale",
+        ),
         (
             {"crop": (32, 32), "max_crop_scale": 2.5},
-            "shows 80 x 80 pixels.*--data.max_crop_scale 2",
+            "shows 80 x 80 pixels.* at most 2 for --data.max_crop_scale",
         ),
         ({"max_crop_scale": 1.5}, "set --data.max_crop_scale 1, or --data.crop"),
     ],
