@@ -261,8 +261,7 @@ class Run:
 
         ``model`` is that of validations and of everything after training.
         """
-        own = hasattr(self.data, "training_model")
-        return self.data.training_model(self.model) if own else self.model
+        return self.data.training_model(self.model)
 
     @property
     def validation_scale(self) -> float:
@@ -273,15 +272,13 @@ class Run:
         )
         return validated / trained
 
-    def batch_spec(self, batch_size: int) -> dict[str, Any]:
-        """Returns the arrays of a training batch as the workers make them (:meth:`received`)."""
-        spec: dict[str, Any] = self.training_model.batch_spec(batch_size)
-        return self.data.sent(spec, self.model) if hasattr(self.data, "sent") else spec
+    def sent_spec(self, batch_size: int) -> dict[str, Any]:
+        """Returns the arrays of a training batch as the workers make them."""
+        spec = self.training_model.batch_spec(batch_size)
+        return cast(dict[str, Any], self.data.sent(spec, self.model))
 
     def received(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arrays that the model requires, from those of :meth:`batch_spec`."""
-        if not hasattr(self.data, "received"):
-            return batch
+        """Returns the arrays that the model requires, from those of :meth:`sent_spec`."""
         return cast(dict[str, Any], self.data.received(batch, self.model))
 
     def override(self, changes: Mapping[str, Any]) -> "Run":

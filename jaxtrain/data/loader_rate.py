@@ -56,7 +56,7 @@ def measure(
     Args:
         source: the training split.
         mesh: a mesh of one device.
-        spec: the model's ``batch_spec``.
+        spec: ``Run.sent_spec``.
         rows: examples of the config's batch that this process loads.
         workers: ``data.workers`` of the config.
         prefetch: ``data.prefetch`` of the config.

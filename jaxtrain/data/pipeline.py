@@ -44,7 +44,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     Args:
         source: the training split.
         mesh: each batch is divided over all its devices.
-        spec: the model's ``batch_spec`` of the global batch; the examples must match it.
+        spec: the arrays of a global batch as the workers make them (``Run.sent_spec``).
         start: number of examples seen.
         seed: seed of the global order.
         workers: number of worker processes; 0 loads in this process.
@@ -192,7 +192,7 @@ class ValidationBatches:
     Args:
         source: the validation split.
         mesh: each batch is divided over all its devices.
-        spec: the model's ``batch_spec`` of the global batch.
+        spec: the arrays of a global batch as the workers make them.
         examples: largest number of examples to use; the split may have fewer.
         seed: seed of the randomness in an example, such as masks.
         threads: number of threads that load during the first pass.

@@ -307,7 +307,7 @@ def chosen(
         batch: bytes of a batch in shared memory.
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
-    free = max(1, int(min(free, most, getattr(data, "most_workers", free))))
+    free = max(1, int(min(free, most, data.most_workers or free)))
     needed = {n: most_batches(rows, n, data.prefetch, devices) for n in range(1, free + 1)}
     fitting = [n for n in needed if needed[n] <= batches]
     fit_shared = max(fitting, default=min(free, devices))
@@ -352,9 +352,7 @@ def most_batches(rows: int, workers: int, prefetch: int, devices: int) -> float:
 
 def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
-    trained = data.training_model(model) if hasattr(data, "training_model") else model
-    spec = trained.batch_spec(rows)
-    spec = data.sent(spec, model) if hasattr(data, "sent") else spec
+    spec = data.sent(data.training_model(model).batch_spec(rows), model)
     sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
     return sum(size for size in sizes if size >= MIN_SHARED_BYTES)
 

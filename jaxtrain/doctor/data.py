@@ -77,7 +77,7 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             "set --data.path, as for the run",
         )
         return
-    if hasattr(run.data, "problems") and run.data.problems(run.model):
+    if run.data.problems(run.model):
         return  # inputs() reports them
     model = hub.with_local_tokenizer(run.model, lambda line: None)
     try:
@@ -111,7 +111,7 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
         rate = loader_rate.measure(
             sources.train,
             subject.one_device,
-            run.batch_spec,
+            run.sent_spec,
             rows=subject.rows,
             workers=subject.workers,
             prefetch=run.data.prefetch,

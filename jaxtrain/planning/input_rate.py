@@ -183,7 +183,7 @@ def predict(
 
 def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
     """Returns the key of a kind, and how it is known."""
-    kind: str | None = getattr(run.data, "input_kind", None)
+    kind: str | None = run.data.input_kind
     if kind is not None:
         if source is not None:
             raise InputError(

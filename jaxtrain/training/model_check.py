@@ -44,8 +44,6 @@ def _of_batch(run: config.Run) -> Iterator[str]:
                 f"batch_spec(2) has {name} with shape {list(part.shape)}: the first dimension of "
                 "each array must be the batch size"
             )
-    if not hasattr(run.data, "arrays"):  # your own data, whose first batch shows what it has
-        return
     kind = from_file.name_of(run.data)
     expected = run.data.arrays(run.model)
     for name in expected.keys() | spec.keys():

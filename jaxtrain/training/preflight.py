@@ -145,7 +145,7 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
             named = text if text.startswith("model.init_from ") else f"model.init_from {text}"
             yield Problem(named, "model.init_from")
     yield from run.model.problems()
-    if data and hasattr(run.data, "problems"):
+    if data:
         yield from run.data.problems(run.model)
 
 

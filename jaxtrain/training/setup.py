@@ -344,8 +344,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
     Raises:
         InputError: the processes have different data.
     """
-    resumes = start_from is not None and hasattr(run.data, "for_resume")
-    data = run.data.for_resume(start_from) if resumes else run.data
+    data = run.data if start_from is None else run.data.for_resume(start_from)
     sources = process_group.process_zero_first(
         lambda: data.open(model, seed=run.seed, say=say), "data"
     )
@@ -354,7 +353,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
         say(sources.small_training)
     process_group.check_same(
         "data",
-        f"{sources.train.fingerprint} {sources.val.fingerprint} {sorted(run.batch_spec(1))}",
+        f"{sources.train.fingerprint} {sources.val.fingerprint} {sorted(run.sent_spec(1))}",
         "give every process the same files, and do not change them during the run",
     )
     return sources

@@ -207,7 +207,7 @@ def build_step_setup(
         schedule=recorded_schedule(run.optim, total),
         optimizer=optimizer,
         target=abstract_state(definition, optimizer, rule),
-        spec=run.batch_spec(run.data.batch_size),
+        spec=run.sent_spec(run.data.batch_size),
         total=total,
         total_steps_of=total_steps_of,
     )

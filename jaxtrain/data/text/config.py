@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from jaxtrain.config import bounds
 from jaxtrain.data import cache
@@ -30,7 +30,7 @@ _MUCH_UNKNOWN = 0.02  # fraction of the characters; below 0.0001 in the document
 class Masked(Text):
     """Packed sequences for masked language modeling."""
 
-    input_kind = "masked text"
+    input_kind: ClassVar[str | None] = "masked text"
     form = "sentences"
 
     random_share: bounds.Share = 0.1
@@ -55,7 +55,7 @@ class Masked(Text):
             )
 
     def arrays(self, model: Any) -> ArrayTypes:
-        """Returns shape and dtype of each array of an example."""
+        """Implements :meth:`DataConfig.arrays`."""
         tokens = ((model.sequence_length,), "int32")
         masked = (masked_count(model.sequence_length, model.mask_fraction),)
         segments = {"segments": tokens} if model.attend == "document" else {}
@@ -164,7 +164,7 @@ class Causal(Text):
     other in the order of their hashes.
     """
 
-    input_kind = "causal text"
+    input_kind: ClassVar[str | None] = "causal text"
     form = "exact"
 
     tokenizer_kind: TokenizerKind = "byte_bpe"
@@ -186,7 +186,7 @@ class Causal(Text):
             )
 
     def arrays(self, model: Any) -> ArrayTypes:
-        """Returns shape and dtype of each array of an example."""
+        """Implements :meth:`DataConfig.arrays`."""
         tokens = ((model.sequence_length,), "int32")
         return {
             "tokens": tokens,

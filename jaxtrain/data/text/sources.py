@@ -11,11 +11,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.config import bounds
 from jaxtrain.data import cache, jobs, mixture, quarantine, splits
+from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.engines import Engine
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
@@ -83,12 +84,12 @@ class _Source:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text(bounds.Section):
+class Text(DataConfig):
     """Where text comes from and how it is loaded."""
 
     form: ClassVar[Form]
     """Which parts of the documents the tokens keep."""
-    most_workers = 8
+    most_workers: ClassVar[int | None] = 8
     """Largest number of workers chosen for a host: one core makes more than a million tokens per
     second (benchmarks/LOG.md, "Text input")."""
 
@@ -140,8 +141,6 @@ class Text(bounds.Section):
     """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
     the first of the usual names (text, content, body, ...)."""
 
-    section = "data"
-
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
         least = 1 if self.val_path else 2
@@ -168,7 +167,7 @@ class Text(bounds.Section):
             )
 
     def problems(self, model: Any) -> list[str]:
-        """Lists problems that depend on the file system, without opening or fetching any file."""
+        """Implements :meth:`DataConfig.problems`."""
         del model
         missing = self.path is None and not self.demo
         listed: list[str] = [Problem(_NO_DATA, "data.path")] if missing else []
@@ -322,7 +321,7 @@ class Text(bounds.Section):
             decode=functools.partial(tokenizer.decode, content),
         )
 
-    def for_resume(self, checkpoint: Path) -> "Text":
+    def for_resume(self, checkpoint: Path) -> Self:
         """Returns the config for a resume: with the checkpoint's tokenizer unless another is set.
 
         So the tokenizer's origin, such as ``model.init_from``, need not exist any more.

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from jaxtrain.config import bounds, invocation
 from jaxtrain.data import cache, quarantine
+from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
 from jaxtrain.data.video import files as video_files
@@ -31,7 +32,7 @@ _Sigma = Annotated[float, bounds.Bounds(above=0, most=LARGEST_SIGMA)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(bounds.Section):
+class Config(DataConfig):
     """Source of the videos; how clips are cut and augmented."""
 
     path: str | None = None
@@ -111,8 +112,6 @@ class Config(bounds.Section):
     blur_sigma: tuple[_Sigma, _Sigma] | None = (0.1, 2.0)
     """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
 
-    section = "data"
-
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
         if self.min_frame_delta > self.max_frame_delta:
@@ -152,7 +151,7 @@ class Config(bounds.Section):
             )
 
     def training_model(self, model: Any) -> Any:
-        """Returns the model's config with the clip size of training batches."""
+        """Implements :meth:`DataConfig.training_model`: clips have the size of ``crop``."""
         if self.crop is None:
             return model
         height, width = self.crop
@@ -186,12 +185,7 @@ class Config(bounds.Section):
         }
 
     def sent(self, spec: dict[str, Any], model: Any) -> dict[str, Any]:
-        """Returns the arrays of a batch as the workers make them.
-
-        Args:
-            spec: the arrays that the model requires: ``batch_spec`` of :meth:`training_model`.
-            model: the model's config.
-        """
+        """Implements :meth:`DataConfig.sent`: planes that the device resizes and converts."""
         if not self.converts_on_device(model):
             return spec
         import jax
@@ -208,7 +202,7 @@ class Config(bounds.Section):
         return planes | {name: part for name, part in spec.items() if name != "video"}
 
     def received(self, batch: dict[str, Any], model: Any) -> dict[str, Any]:
-        """Returns the arrays that the model requires, from those of :meth:`sent`; jittable."""
+        """Implements :meth:`DataConfig.received`."""
         if "luma" not in batch:
             return batch
         from jaxtrain.ops import yuv
@@ -224,7 +218,7 @@ class Config(bounds.Section):
         return video_frames.plane_size(trained.height, trained.width, *scales)
 
     def problems(self, model: Any) -> list[str]:
-        """Returns problems beyond single field values, without opening or fetching files."""
+        """Implements :meth:`DataConfig.problems`."""
         problems: list[str] = []
         taught = _has_prepared_latents(model)
         if taught and self.windows != "fixed":
