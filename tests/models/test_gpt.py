@@ -1,8 +1,7 @@
 """Tests the GPT: its attention mask, the sizes derived from depth, and nanochat's numbers."""
 
 import dataclasses
-import hashlib
-import json
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from training import toy
+from models import small_causal
+from models.small_causal import Nanochat, batch, rows_of
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
@@ -26,26 +26,7 @@ KEYS = jax.random.split(jax.random.key(7), 4)
 
 @pytest.fixture(scope="module")
 def parts() -> tuple[Any, Any]:
-    """Returns graph and parameters, random even where training starts from zeros."""
-    graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
-    return graph, toy.stirred(toy.stirred(params))
-
-
-def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(seed)
-    shape = (rows, TINY.sequence_length)
-    targets = rng.integers(0, TINY.vocab_size, shape)
-    targets[:, :3] = -1
-    found = {
-        "tokens": rng.integers(0, TINY.vocab_size, shape),
-        "targets": targets,
-        "target_bytes": rng.integers(0, 5, shape),
-    }
-    return {n: jnp.asarray(a, jnp.int32) for n, a in found.items()} | {"weight": jnp.ones(rows)}
-
-
-def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
-    return {name: array[rows] for name, array in whole.items()}
+    return small_causal.stirred(TINY)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +41,7 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
 
 
 def test_the_batch_matches_its_spec() -> None:
-    assert {name: (a.shape, a.dtype) for name, a in batch(4).items()} == {
+    assert {name: (a.shape, a.dtype) for name, a in batch(TINY, 4).items()} == {
         name: (a.shape, a.dtype) for name, a in TINY.batch_spec(4).items()
     }
 
@@ -85,7 +66,7 @@ def test_a_position_sees_itself_and_earlier_positions(parts: tuple[Any, Any]) ->
 
 
 def test_ignored_targets_and_examples_of_weight_zero_do_not_count(evaluate: Any) -> None:
-    whole = batch()
+    whole = batch(TINY)
     ignored = whole["targets"].at[:, 5].set(-1)
     assert evaluate({**whole, "targets": ignored})["loss"][1] == evaluate(whole)["loss"][1] - 4
     weighted = {**whole, "weight": jnp.array([1.0, 1, 0, 0])}
@@ -93,7 +74,7 @@ def test_ignored_targets_and_examples_of_weight_zero_do_not_count(evaluate: Any)
 
 
 def test_sums_of_parts_add_up(evaluate: Any) -> None:
-    whole = {**batch(4), "weight": jnp.array([1.0, 2, 0.5, 1])}
+    whole = {**batch(TINY, 4), "weight": jnp.array([1.0, 2, 0.5, 1])}
     halves = [evaluate(rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
     assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
     assert set(evaluate(whole)) == {"loss", "accuracy", "bits_per_byte"}
@@ -102,16 +83,18 @@ def test_sums_of_parts_add_up(evaluate: Any) -> None:
 def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluate: Any) -> None:
     graph, params = parts
     low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEYS), low)
+    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(TINY), KEYS), low)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).hidden_states(batch()["tokens"]), low)
+    vectors = jax.eval_shape(
+        lambda p: nnx.merge(graph, p).hidden_states(batch(TINY)["tokens"]), low
+    )
     assert vectors.dtype == jnp.bfloat16
-    gradient = jax.grad(lambda p: nnx.merge(graph, p).loss(batch(), KEYS)[0])
+    gradient = jax.grad(lambda p: nnx.merge(graph, p).loss(batch(TINY), KEYS)[0])
     assert {a.dtype for a in jax.tree.leaves(jax.eval_shape(gradient, low))} == {
         jnp.dtype(jnp.bfloat16)
     }
-    plain = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))(low, batch())["loss"]
-    assert float(plain[0]) == pytest.approx(float(evaluate(batch())["loss"][0]), rel=0.03)
+    plain = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))(low, batch(TINY))["loss"]
+    assert float(plain[0]) == pytest.approx(float(evaluate(batch(TINY))["loss"][0]), rel=0.03)
 
 
 @pytest.mark.slow
@@ -119,7 +102,9 @@ def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
     results = []
     for mode in ("none", "block"):
         graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
-        loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
+        loss = jax.value_and_grad(
+            lambda p, graph=graph: nnx.merge(graph, p).loss(batch(TINY), KEYS)[0]
+        )
         results.append(jax.jit(loss)(parts[1]))
     for none, block in zip(*map(jax.tree.leaves, results), strict=True):
         assert np.linalg.norm(none - block) < 1e-5 * np.linalg.norm(none)
@@ -200,71 +185,33 @@ def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: st
 # ---- nanochat's numbers (see the fixtures) ------------------------------------------------------
 
 
-class Reference:
-    """Weights, batch and results of nanochat for a model of two layers.
-
-    Weights are not stored but drawn again: a parameter's name sets its seed, its shape its scale.
-    """
-
-    def __init__(self, path: Path) -> None:
-        with np.load(path) as stored:
-            self.arrays = dict(stored)
-        sizes = json.loads(str(self.arrays["config"]))
-        self.model = gpt.Config(
-            vocab_size=sizes["vocab_size"],
-            sequence_length=sizes["sequence_len"],
-            depth=sizes["n_layer"],
-            width=sizes["n_embd"],
-            heads=sizes["n_head"],
-            kv_heads=sizes["n_kv_head"],
-            loss_piece=16,
-        )
-        shapes = json.loads(str(self.arrays["params"]))
-        self.weights = {name: self._drawn(name, tuple(shape)) for name, shape in shapes.items()}
-        self.params = self.model.from_weights(self.weights, "the reference")
-        self.batch = {
-            "tokens": jnp.asarray(self.arrays["tokens"], jnp.int32),
-            "targets": jnp.asarray(self.arrays["targets"], jnp.int32),
-            "target_bytes": jnp.ones(self.arrays["tokens"].shape, jnp.int32),
-            "weight": jnp.ones(4),
-        }
-        self.definition = state.ModelDefinition(self.model.build)
-        self.gradient = jax.jit(jax.value_and_grad(self._loss))
-
-    @staticmethod
-    def _drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
-        return (noise * (1.0 if "wte" in name else 0.9 / shape[1] ** 0.5)).astype(np.float32)
-
-    def _loss(self, params: Any) -> jax.Array:
-        total, weight, _ = self.definition.module(params, {}).loss(self.batch, KEYS)
-        return total / weight
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns a parameter of the reference."""
+    return small_causal.normal(name, shape) * (1.0 if "wte" in name else 0.9 / shape[1] ** 0.5)
 
 
 @pytest.fixture(scope="module")
-def reference(checkout: Path) -> Reference:
-    return Reference(checkout / "tests/fixtures/gpt_d2_mha.npz")
+def reference(checkout: Path) -> Nanochat:
+    """Results of nanochat at c75fe54 for a model of two layers."""
+    path = checkout / "tests/fixtures/gpt_d2_mha.npz"
+    return Nanochat(path, functools.partial(gpt.Config, loss_piece=16), drawn)
 
 
-def test_logits_loss_and_gradients_match_nanochat(reference: Reference) -> None:
+def test_logits_loss_and_gradients_match_nanochat(reference: Nanochat) -> None:
     module, want = reference.definition.module(reference.params, {}), reference.arrays
     logits = jax.jit(lambda p, t: reference.definition.module(p, {}).logits(t))(
         reference.params, reference.batch["tokens"]
     )
     assert module.blocks[0].sizes.heads == 2
     np.testing.assert_allclose(logits, want["logits"], rtol=0, atol=2e-5)
-    loss, grads = reference.gradient(reference.params)
-    assert float(loss) == pytest.approx(float(want["loss"]), abs=2e-5)
-    theirs = reference.model.to_weights(jax.device_get(grads))
-    names = [name for name in want if name.startswith("grad/")]
-    assert len(names) == 4
-    for name in names:
-        error = np.abs(theirs[name.removeprefix("grad/")] - want[name]).max()
-        assert error < 2e-5 * np.abs(want[name]).max(), name
+    loss, ours, theirs = reference.loss_and_gradients()
+    assert loss == pytest.approx(float(want["loss"]), abs=2e-5)
+    assert len(theirs) == 4
+    for name, array in theirs.items():
+        assert np.abs(ours[name] - array).max() < 2e-5 * np.abs(array).max(), name
 
 
-def test_three_steps_match_nanochat(reference: Reference) -> None:
+def test_three_steps_match_nanochat(reference: Nanochat) -> None:
     settings = config.Optim(
         peak_lr=1.0,
         schedule="constant",
@@ -297,7 +244,7 @@ def test_three_steps_match_nanochat(reference: Reference) -> None:
         assert np.linalg.norm(found[own] - want[name]) < 0.06 * np.linalg.norm(moved), name
 
 
-def test_exported_weights_are_imported_unchanged(reference: Reference) -> None:
+def test_exported_weights_are_imported_unchanged(reference: Nanochat) -> None:
     found = reference.model.to_weights(reference.params)
     assert found.keys() == reference.weights.keys()
     for name, array in reference.weights.items():
@@ -310,7 +257,7 @@ def test_exported_weights_are_imported_unchanged(reference: Reference) -> None:
     assert (guessed.query_heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
 
 
-def test_weights_that_do_not_fit_are_named(reference: Reference) -> None:
+def test_weights_that_do_not_fit_are_named(reference: Nanochat) -> None:
     weights = dict(reference.weights)
     weights["stranger"] = weights.pop("lm_head.weight")
     weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:5]

@@ -1,10 +1,8 @@
 """Tests the GPT of 2026 against nanochat's numbers (see the fixtures), and each of its parts."""
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 from models import small_causal
-from training import toy
+from models.small_causal import Nanochat, stirred
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
@@ -28,9 +26,7 @@ KEYS = jax.random.split(jax.random.key(7), 2)
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the reference's weights, which are not stored: the name sets the seed."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
+    """Returns a parameter of the reference."""
     scales = {
         "transformer.wte.weight": (0.0, 1.0),
         "resid_lambdas": (1.0, 0.1),
@@ -42,72 +38,36 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
         mean, scale = 0.0, 0.5
     else:
         mean, scale = scales.get(name) or (0.0, 0.9 / shape[1] ** 0.5)
-    return (mean + scale * noise).astype(np.float32)
-
-
-class Reference:
-    """Weights, batch and results of nanochat at 92d63d4 for a model of four layers."""
-
-    def __init__(self, path: Path) -> None:
-        with np.load(path) as stored:
-            self.arrays = dict(stored)
-        sizes = json.loads(str(self.arrays["config"]))
-        self.model = gpt.Config.of_2026(
-            vocab_size=sizes["vocab_size"],
-            sequence_length=sizes["sequence_len"],
-            depth=sizes["n_layer"],
-            width=sizes["n_embd"],
-            heads=sizes["n_head"],
-            kv_heads=sizes["n_kv_head"],
-            window_pattern=sizes["window_pattern"],
-        )
-        shapes = json.loads(str(self.arrays["params"]))
-        self.weights = {name: drawn(name, tuple(shape)) for name, shape in shapes.items()}
-        self.params = self.model.from_weights(self.weights, "the reference")
-        tokens = jnp.asarray(self.arrays["tokens"], jnp.int32)
-        self.batch = {
-            "tokens": tokens,
-            "targets": jnp.asarray(self.arrays["targets"], jnp.int32),
-            "target_bytes": jnp.ones(tokens.shape, jnp.int32),
-            "weight": jnp.ones(len(tokens)),
-        }
-        self.definition = state.ModelDefinition(self.model.build)
-        self.gradient = jax.jit(jax.value_and_grad(self._loss))
-
-    def _loss(self, params: Any) -> jax.Array:
-        total, weight, _ = self.definition.module(params, {}).loss(self.batch, KEYS)
-        return total / weight
+    return mean + scale * small_causal.normal(name, shape)
 
 
 @pytest.fixture(scope="module")
-def reference(checkout: Path) -> Reference:
-    return Reference(checkout / "tests/fixtures/gpt_2026_d4.npz")
+def reference(checkout: Path) -> Nanochat:
+    """Results of nanochat at 92d63d4 for a model of four layers."""
+    path = checkout / "tests/fixtures/gpt_2026_d4.npz"
+    return Nanochat(path, gpt.Config.of_2026, drawn)
 
 
-def test_windows_match_nanochat(reference: Reference) -> None:
+def test_windows_match_nanochat(reference: Nanochat) -> None:
     windows = json.loads(str(reference.arrays["window_sizes"]))
     length = reference.model.sequence_length
     assert [one or length for one in reference.model.extras.windows] == windows
 
 
-def test_logits_loss_and_gradients_match_nanochat(reference: Reference) -> None:
+def test_logits_loss_and_gradients_match_nanochat(reference: Nanochat) -> None:
     logits = jax.jit(lambda p, t: reference.definition.module(p, {}).logits(t))(
         reference.params, reference.batch["tokens"]
     )
     want = reference.arrays
     np.testing.assert_allclose(logits[:, ::7], want["logits_every_7th"], rtol=0, atol=2e-5)
-    loss, grads = reference.gradient(reference.params)
-    assert float(loss) == pytest.approx(float(want["loss"]), abs=2e-5)
-    theirs = reference.model.to_weights(jax.device_get(grads))
-    names = [name for name in want if name.startswith("grad/")]
-    assert len(names) == 10
-    for name in names:
-        np.testing.assert_allclose(
-            theirs[name.removeprefix("grad/")], want[name], rtol=0, atol=2e-5, err_msg=name
-        )
+    loss, ours, theirs = reference.loss_and_gradients()
+    assert loss == pytest.approx(float(want["loss"]), abs=2e-5)
+    assert len(theirs) == 10
+    for name, array in theirs.items():
+        np.testing.assert_allclose(ours[name], array, rtol=0, atol=2e-5, err_msg=name)
 
 
-def test_exported_weights_are_imported_unchanged(reference: Reference) -> None:
+def test_exported_weights_are_imported_unchanged(reference: Nanochat) -> None:
     found = reference.model.to_weights(reference.params)
     assert found.keys() == reference.weights.keys()
     for name, array in reference.weights.items():
@@ -131,12 +91,6 @@ PARTS = {
     "backout": False,
     "qk_scale": 1.0,
 }
-
-
-def stirred(model: gpt.Config) -> tuple[Any, Any]:
-    """Returns graph and parameters, random even where training starts from zeros."""
-    graph, params = nnx.split(model.build(nnx.Rngs(0)))
-    return graph, toy.stirred(toy.stirred(params))
 
 
 @pytest.mark.parametrize("without", [None, *PARTS])
@@ -235,7 +189,7 @@ OPTIM = config.Optim(
 )
 
 
-def test_three_steps_match_nanochat(reference: Reference) -> None:
+def test_three_steps_match_nanochat(reference: Nanochat) -> None:
     """In a run of so many steps that the weight decay stays the same, as in the reference."""
     groups, want = reference.model.optimizer_groups(), reference.arrays
     optimizer = build.make_optimizer(
