@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import TINY_MLM, arrays, command, environment, losses, run, train, write_corpus
+from program import (
+    TINY_MLM,
+    arrays,
+    command,
+    environment,
+    example_ids,
+    losses,
+    run,
+    train,
+    write_corpus,
+)
 
 from jaxtrain.checkpoint import pointer
 
@@ -32,21 +42,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def after_eight_steps(place: Path, name: str) -> Path:
-    """Returns a copy of the run as a kill after step 8 leaves it."""
-    copy = place / name
-    shutil.copytree(place / "straight", copy)
-    for step in (12, 16, 20):
-        (copy / f"checkpoints/{step}.json").unlink()
+def killed(run: Path, name: str, step: int) -> Path:
+    """Returns a copy of a run as a kill after the checkpoint of a step leaves it."""
+    copy = run.parent / name
+    shutil.copytree(run, copy)
+    for pointer_file in (copy / "checkpoints").glob("*.json"):
+        if int(pointer_file.stem) > step:
+            pointer_file.unlink()
     metrics = copy / "metrics.jsonl"
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:8]))
-    assert sorted(losses(copy)) == list(range(1, 9))
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:step]))
+    assert sorted(losses(copy)) == list(range(1, step + 1))
     return copy
 
 
 def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
     """Bit for bit, in every loss and every array of the state."""
-    after_eight_steps(place, "halves")
+    killed(place / "straight", "halves", 8)
     text = train(place, *EIGHT, "--output-dir", "halves", "--resume", "latest")
     assert "64 examples seen" in text
     assert "checkpoint.keep" in text  # the difference from the saved config is printed
@@ -60,9 +71,29 @@ def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
         np.testing.assert_array_equal(array, right[name], err_msg=name)
 
 
+def test_packed_documents_continue_where_they_stopped(tmp_path: Path) -> None:
+    """`data.fit_documents`, with another number of workers and across an epoch."""
+    write_corpus(tmp_path)
+    fitted = [
+        *["--config", "demo_gpt", "--data.path", "corpus", "--data.fit_documents", True],
+        *["--model.depth", 1, "--model.width", 32, "--model.heads", 2, "--model.vocab_size", 300],
+        *["--model.sequence_length", 64, "--data.batch_size", 16, "--loop.steps", 12],
+        *["--loop.log_every", 1, "--loop.eval_every", None, "--checkpoint.best_metric", None],
+        *["--checkpoint.every", 5, "--checkpoint.keep", 9, "--loop.record_examples", True],
+    ]
+    text = train(tmp_path, *fitted, "--data.workers", 0, "--output-dir", "straight")
+    assert "1.15 epochs of 167 examples" in text
+    straight = tmp_path / "straight"
+    copy = killed(straight, "killed", 5)
+    train(tmp_path, *fitted, "--data.workers", 1, "--output-dir", "killed", "--resume", "latest")
+    assert losses(copy) == losses(straight)
+    assert len(set(losses(copy).values())) == 12
+    assert example_ids(copy) == example_ids(straight)
+
+
 def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:
     """Resuming from the previous one gives the same run."""
-    newest = after_eight_steps(place, "spoilt") / "checkpoints" / "8"
+    newest = killed(place / "straight", "spoilt", 8) / "checkpoints" / "8"
     files = pointer.folder_of(newest.with_suffix(".json"))
     data = max((files / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
     content = bytearray(data.read_bytes())
