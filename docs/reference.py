@@ -164,7 +164,12 @@ CORE = (
     *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
     *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/restore.py"),
     *("checkpoint/saver.py", "training/save_policy.py", "checkpoint/resume.py"),
-    *("training/progress.py", "training/rollback.py", "training/stopping.py", "training/loop.py"),
+    *(
+        "training/step_recorder.py",
+        "training/rollback.py",
+        "training/stopping.py",
+        "training/loop.py",
+    ),
 )
 
 

@@ -308,7 +308,7 @@ def _save(session: _Session) -> Rows:
     state = saved_part(session.state, session.built.definition.constants)
     meta = save_policy.describe(session.built.run, "bench").to_dict()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = saver.Checkpoints(Path(folder), 1, _silent)
+        checkpoints = saver.CheckpointSaver(Path(folder), 1, _silent)
         for number in range(2):
             numbered = dataclasses.replace(state, step=state.step + number)
             began = time.perf_counter()

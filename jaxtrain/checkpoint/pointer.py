@@ -75,7 +75,7 @@ class Pointer:
         step: number of completed steps.
         saved: UTC time, such as ``2026-01-31T09:00:00Z``.
         data: folder of the files in the run, such as ``data/12-0123456789ab``.
-        meta: from the caller of :meth:`jaxtrain.checkpoint.saver.Checkpoints.save`.
+        meta: from the caller of :meth:`jaxtrain.checkpoint.saver.CheckpointSaver.save`.
         arrays: name -> ``{"shape": ..., "dtype": ...}``.
         files: every file.
     """

@@ -54,7 +54,7 @@ Damage = dict[tuple[str, int], str]
 """Kind and step of a checkpoint -> its damage."""
 
 
-class RunCheckpoints:
+class CheckpointCandidates:
     """Where the checkpoints of a run are looked for: on a disk, in a bucket, or both.
 
     Args:
@@ -212,7 +212,7 @@ class RunCheckpoints:
 
 
 def newest_intact(
-    checkpoints: RunCheckpoints,
+    checkpoints: CheckpointCandidates,
     kinds: Iterable[str] = KINDS,
     only: Callable[[int], bool] = lambda step: True,
 ) -> tuple[Path | None, Damage]:
@@ -243,7 +243,7 @@ def choose(
     runs_root: Path,
     say: Say = terminal.out,
     hold: Callable[[Path], None] = lambda run: None,
-    opened: Callable[[Path], RunCheckpoints] | None = None,
+    opened: Callable[[Path], CheckpointCandidates] | None = None,
 ) -> Path | None:
     """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4 and 7.
 
@@ -260,8 +260,8 @@ def choose(
         RunAgain: a disk or the bucket does not respond.
     """
 
-    def checkpoints_of(directory: Path) -> RunCheckpoints:
-        return RunCheckpoints(directory, say) if opened is None else opened(directory)
+    def checkpoints_of(directory: Path) -> CheckpointCandidates:
+        return CheckpointCandidates(directory, say) if opened is None else opened(directory)
 
     try:
         if resume is None:
@@ -291,7 +291,7 @@ def choose(
         ) from error
 
 
-def _latest(checkpoints: RunCheckpoints, say: Say) -> Path | None:
+def _latest(checkpoints: CheckpointCandidates, say: Say) -> Path | None:
     """Rules 2 and 7."""
     start, damaged = newest_intact(checkpoints)
     if start is None:
@@ -311,7 +311,7 @@ def _latest(checkpoints: RunCheckpoints, say: Say) -> Path | None:
     return start
 
 
-def refusal(checkpoints: RunCheckpoints, damaged: Damage) -> str:
+def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
     """Returns why a run without an intact checkpoint must not start from scratch; "" if it may."""
     problems = [f"{kind}/{step}: {why}" for (kind, step), why in damaged.items()]
     if not problems and (folders := checkpoints.unusable()):
@@ -328,7 +328,7 @@ def refusal(checkpoints: RunCheckpoints, damaged: Damage) -> str:
     )
 
 
-def _step(step: int, checkpoints: RunCheckpoints) -> Path:
+def _step(step: int, checkpoints: CheckpointCandidates) -> Path:
     """Rule 3."""
     start, damaged = newest_intact(checkpoints, only=lambda number: number == step)
     if start is None:
@@ -374,7 +374,7 @@ def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Pa
     if named is not None:
         kinds = (named.parent.name,)
     step = None if named is None else pointer.step_of(named.name)
-    return of_run(RunCheckpoints(directory), str(directory), flag, say, kinds, step)
+    return of_run(CheckpointCandidates(directory), str(directory), flag, say, kinds, step)
 
 
 def of_url(
@@ -384,14 +384,14 @@ def of_url(
     url, named, step = remote.split(text, flag)
     kinds = kinds if step is None else named
     with remote.reading(url, cache_root, say) as (bucket_run, local):
-        checkpoints = RunCheckpoints(local, bucket_run=bucket_run, disk_counts=False)
+        checkpoints = CheckpointCandidates(local, bucket_run=bucket_run, disk_counts=False)
         path = of_run(checkpoints, url, f"{flag} {text}", say, kinds, step)
         bucket_run.forget(local)
     return path, f"{url}/{path.parent.name}/{path.stem}"
 
 
 def of_run(
-    checkpoints: RunCheckpoints,
+    checkpoints: CheckpointCandidates,
     shown: str,
     flag: str,
     say: Say,
@@ -513,7 +513,9 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
         RunAgain: its disk does not respond.
     """
     try:
-        check_empty(RunCheckpoints(directory), f"--output-dir {directory}", resume, start_from)
+        check_empty(
+            CheckpointCandidates(directory), f"--output-dir {directory}", resume, start_from
+        )
     except OSError as error:
         raise disk_trouble(
             error, f"{directory} cannot be read", "make it readable, or choose another --output-dir"
@@ -521,7 +523,7 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
 
 
 def check_empty(
-    checkpoints: RunCheckpoints, shown: str, resume: str | None, start_from: Path | None
+    checkpoints: CheckpointCandidates, shown: str, resume: str | None, start_from: Path | None
 ) -> None:
     """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
     if is_of(checkpoints.directory, start_from):
@@ -559,7 +561,7 @@ def of_source(source: Path) -> Path:
     if named is not None and pointer.is_complete(named):
         return named
     if named is None:
-        path, _ = newest_intact(RunCheckpoints(source), (BEST, CHECKPOINTS))
+        path, _ = newest_intact(CheckpointCandidates(source), (BEST, CHECKPOINTS))
         if path is not None:
             return path
     raise InputError(
@@ -579,7 +581,7 @@ def complete_of_source(source: Path) -> Iterator[Path]:
             yield path
 
 
-def to_roll_back_to(checkpoints: RunCheckpoints, done: int, every: int) -> Path | None:
+def to_roll_back_to(checkpoints: CheckpointCandidates, done: int, every: int) -> Path | None:
     """Returns the newest intact checkpoint for a rollback; None if there is none.
 
     Checkpoints at multiples of ``every`` are preferred: those saved by a stop signal depend on its

@@ -67,7 +67,7 @@ class Save:
         kinds: ``checkpoints``, ``best``, or both.
         data: folder of its files in the run directory, such as ``data/12-0123456789ab``.
         content: its pointer; with a disk for each process, one that lists this process's files.
-        agreed: see :class:`Checkpoints`.
+        agreed: see :class:`CheckpointSaver`.
     """
 
     step: int
@@ -90,7 +90,7 @@ class Copy(Protocol):
         """Returns the folders in ``data/`` that must not be deleted yet."""
 
 
-class Checkpoints:
+class CheckpointSaver:
     """Saves a run's checkpoints. Every process must create one and make the same calls.
 
     A save returns once the state is copied to host memory; a thread writes it and its pointer. A

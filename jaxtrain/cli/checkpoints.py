@@ -55,7 +55,7 @@ class Finding:
     why: str
 
 
-def main(flags: commands.Checkpoints) -> int:
+def main(flags: commands.CheckpointSaver) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
     Checkpoints that were moved to ``damaged/``, ``suspect/``, and ``superseded/`` do not count.
@@ -75,7 +75,7 @@ def main(flags: commands.Checkpoints) -> int:
     atomic.check_writable("--json", flags.json)
     if not stored:
         at_work = lock.holder(run)
-    saved = resume.RunCheckpoints(run)
+    saved = resume.CheckpointCandidates(run)
     try:
         findings = list(_findings(saved, damaged))
         taken, words = _resume(saved)
@@ -117,7 +117,7 @@ def _run_of(given: Path, shown: str) -> Path:
     return run
 
 
-def _resume(saved: resume.RunCheckpoints) -> tuple[Path | None, str]:
+def _resume(saved: resume.CheckpointCandidates) -> tuple[Path | None, str]:
     """Returns the checkpoint that ``--resume latest`` would take, and a sentence about it.
 
     Raises:
@@ -134,7 +134,7 @@ def _resume(saved: resume.RunCheckpoints) -> tuple[Path | None, str]:
     return None, f"--resume latest would {then}: no checkpoint can be used"
 
 
-def _findings(saved: resume.RunCheckpoints, damaged: Mapping[str, str]) -> Iterator[Finding]:
+def _findings(saved: resume.CheckpointCandidates, damaged: Mapping[str, str]) -> Iterator[Finding]:
     """Yields the checkpoints of a run, the oldest of each folder first.
 
     Args:
@@ -166,7 +166,7 @@ def _findings(saved: resume.RunCheckpoints, damaged: Mapping[str, str]) -> Itera
             )
 
 
-def _verdict(saved: resume.RunCheckpoints, kind: str, step: int) -> tuple[Verdict, str]:
+def _verdict(saved: resume.CheckpointCandidates, kind: str, step: int) -> tuple[Verdict, str]:
     try:
         damage = saved.ensure_intact(kind, step)
     except OSError as error:

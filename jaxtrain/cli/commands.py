@@ -587,7 +587,7 @@ class ConfigsDiff(Command):
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoints(Json):
+class CheckpointSaver(Json):
     """Lists and verifies the checkpoints of a run; shows which one a resume uses."""
 
     directory: Annotated[Path, "DIR"]
@@ -631,7 +631,7 @@ TABLE: Mapping[str, type[Command]] = {
     "configs list": ConfigsList,
     "configs show": ConfigsShow,
     "configs diff": ConfigsDiff,
-    "checkpoints": Checkpoints,
+    "checkpoints": CheckpointSaver,
     "report": Report,
 }
 """Name of a command, with its action -> its flags."""

@@ -107,7 +107,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
     own_disk = subject.url is not None and subject.store.count > 1
-    checkpoints = saver.Checkpoints(folder, 1, lambda line: None, own_disk=own_disk)
+    checkpoints = saver.CheckpointSaver(folder, 1, lambda line: None, own_disk=own_disk)
     with contextlib.closing(checkpoints):
         for step in range(2):  # the second one counts: the first also starts Orbax
             state = dataclasses.replace(state, step=jnp.full_like(state.step, step))

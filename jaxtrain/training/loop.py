@@ -18,44 +18,46 @@ def train(setup: TrainSetup) -> None:
         InputError: ``optim.bad_updates`` stops the run at a bad step, or rollbacks did not help.
         RunAgain: the state cannot be saved, or a replay found that it is wrong.
     """
-    run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
+    run, total, recorder, save_policy = setup.run, setup.total, setup.recorder, setup.save_policy
     state, stopping = setup.take_state(), setup.stopping
-    if saver.run_progress.evaluation_due and _validate(setup, state):
-        with progress.paused_for("save"):
-            saver.save(progress.position(), state, regular=False, best=True)
+    if save_policy.run_progress.evaluation_due and _validate(setup, state):
+        with recorder.paused_for("save"):
+            save_policy.save(recorder.position(), state, regular=False, best=True)
     while not (
-        stopping.decision or patience_over(run.loop, saver.run_progress) or progress.finished()
+        stopping.decision
+        or patience_over(run.loop, save_policy.run_progress)
+        or recorder.finished()
     ):
-        if progress.too_many_bad():
+        if recorder.too_many_bad():
             state = _roll_back(setup, state)
-        setup.before_step(progress.done, state)
+        setup.before_step(recorder.done, state)
 
         batch = next(setup.batches)
-        with progress.on_devices():  # on CPUs, the call may return only after the step
-            if setup.replay and is_due(progress.done + 1, run.loop.replay_every, total):
-                state, metrics = setup.replay(progress.done, state, batch)
+        with recorder.on_devices():  # on CPUs, the call may return only after the step
+            if setup.replay and is_due(recorder.done + 1, run.loop.replay_every, total):
+                state, metrics = setup.replay(recorder.done, state, batch)
             else:
                 state, metrics = setup.step(state, batch)
         # Fetches and records the metrics of the previous step while the device computes this one.
-        progress.push(metrics, setup.batches.ids, state, batch)
+        recorder.push(metrics, setup.batches.ids, state, batch)
 
-        validates = setup.evaluator and is_due(progress.done, run.loop.eval_every, total)
-        saves = is_due(progress.done, run.checkpoint.every, total)
-        if (validates or saves) and progress.last_step_was_good():
+        validates = setup.evaluator and is_due(recorder.done, run.loop.eval_every, total)
+        saves = is_due(recorder.done, run.checkpoint.every, total)
+        if (validates or saves) and recorder.last_step_was_good():
             best = bool(validates) and _validate(setup, state)
             # A validation that a stop has interrupted is not judged: finish() saves.
-            if (saves or best) and not saver.run_progress.evaluation_due:
-                with progress.paused_for("save"):
-                    saver.save(progress.position(), state, regular=saves, best=best)
-        with progress.on_devices():
+            if (saves or best) and not save_policy.run_progress.evaluation_due:
+                with recorder.paused_for("save"):
+                    save_policy.save(recorder.position(), state, regular=saves, best=best)
+        with recorder.on_devices():
             stopping.after_step()
     stopping.no_more_steps()
-    progress.flush()
+    recorder.flush()
     setup.log.phases.ending()
     jax.block_until_ready(state)  # no device uses the last batch any longer
     setup.batches.close()
-    with progress.paused_for("save"):
-        saver.finish(progress.position(), state)
+    with recorder.paused_for("save"):
+        save_policy.finish(recorder.position(), state)
 
 
 def _validate(setup: TrainSetup, state: State) -> bool:
@@ -63,27 +65,27 @@ def _validate(setup: TrainSetup, state: State) -> bool:
 
     A stop may interrupt it; the resumed run then begins with this validation.
     """
-    progress, saver = setup.progress, setup.saver
+    recorder, save_policy = setup.recorder, setup.save_policy
     assert setup.evaluator is not None, "only runs with validation reach this"
-    with progress.paused_for("compile"):
+    with recorder.paused_for("compile"):
         setup.evaluator.ensure_compiled(setup.stopping)
-    with progress.paused_for("evaluation", allowance_s=0.0):  # for each batch
+    with recorder.paused_for("evaluation", allowance_s=0.0):  # for each batch
         validation = setup.evaluator(state, setup.stopping, setup.still_alive)
-        saver.run_progress.evaluation_due = validation is None
+        save_policy.run_progress.evaluation_due = validation is None
         if validation is None:
             return False
-        progress.validated(progress.done, validation)
-        why = setup.canaries.judge(progress.done, state, validation)
+        recorder.validated(recorder.done, validation)
+        why = setup.canaries.judge(recorder.done, state, validation)
         if why:
             setup.stopping.end(why)
-            saver.run_progress.unmet_gate = setup.canaries.unmet_gate
-        return saver.judge(progress.position(), validation.values)
+            save_policy.run_progress.unmet_gate = setup.canaries.unmet_gate
+        return save_policy.judge(recorder.position(), validation.values)
 
 
 def _roll_back(setup: TrainSetup, state: State) -> State:
     """Restores the newest checkpoint; examples seen since then are not repeated."""
-    with setup.progress.paused_for("rollback"):
-        setup.saver.await_save()
+    with setup.recorder.paused_for("rollback"):
+        setup.save_policy.await_save()
         state, position = setup.rollback(state)
-        setup.progress.rewind(position)
+        setup.recorder.rewind(position)
     return state

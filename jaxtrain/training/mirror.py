@@ -241,14 +241,14 @@ class Mirror:
 
         process_group.process_zero_decides(acquire)
 
-    def opened(self, directory: Path, say: Say | None = None) -> resume.RunCheckpoints:
+    def opened(self, directory: Path, say: Say | None = None) -> resume.CheckpointCandidates:
         """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
 
         Raises:
             InputError, RunAgain: the bucket cannot be read, or belongs to another run.
         """
         self.check()
-        saved = resume.RunCheckpoints(
+        saved = resume.CheckpointCandidates(
             directory, say or self._say, self._remote, disk_counts=not self.own_disk
         )
         if saved.disk_is_behind and not self._staged and not remote.noted(directory, self.url):

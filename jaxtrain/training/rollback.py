@@ -98,7 +98,7 @@ class Rollback:
     def _choose(self, done: int) -> str:
         """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""
         if self._mirror is None:
-            saved = resume.RunCheckpoints(self._directory, self._say)
+            saved = resume.CheckpointCandidates(self._directory, self._say)
         else:
             saved = self._mirror.opened(self._directory)
         path = resume.to_roll_back_to(saved, done, self._every)

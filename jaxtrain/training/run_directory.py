@@ -109,7 +109,7 @@ def start_from(
     say: Callable[[str], None] | None = None,
     *,
     own_disk: bool = False,
-    opened: Callable[[Path, Say], checkpoint_resume.RunCheckpoints] | None = None,
+    opened: Callable[[Path, Say], checkpoint_resume.CheckpointCandidates] | None = None,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 

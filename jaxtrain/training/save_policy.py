@@ -87,7 +87,7 @@ class SavePolicy:
     def __init__(
         self,
         run: config.Run,
-        checkpoints: saver.Checkpoints,
+        checkpoints: saver.CheckpointSaver,
         meta: RunMeta,
         run_progress: RunProgress,
         say: Callable[[str], None] = terminal.out,

@@ -148,10 +148,10 @@ def _train(
 
 def _end(setup: TrainSetup, flags: RunFlags) -> int:
     """Reports why the run has ended and how to resume it; returns the exit code."""
-    run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
-    stopped_early = patience_over(run.loop, setup.saver.run_progress)
+    run, log, recorder, decision = setup.run, setup.log, setup.recorder, setup.stopping.decision
+    stopped_early = patience_over(run.loop, setup.save_policy.run_progress)
     ending = run_summary.ending(
-        run, progress.done, setup.total, decision, stopped_early, setup.stopping.why
+        run, recorder.done, setup.total, decision, stopped_early, setup.stopping.why
     )
     log.say(ending)
     program, typed = invocation.program(), run_summary.typed(run, flags)
@@ -165,7 +165,7 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
             program,
             typed,
             setup.shown,
-            results=progress.results,
+            results=recorder.results,
             example_file=setup.example_file,
             stopped_early=stopped_early,
             processes=jax.process_count(),

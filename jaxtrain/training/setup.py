@@ -18,7 +18,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
@@ -40,7 +40,6 @@ from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.mirror import Mirror
-from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.run_progress import RunProgress
@@ -54,6 +53,7 @@ from jaxtrain.training.save_policy import (
 )
 from jaxtrain.training.state import State, bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep, build_gradients
+from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
@@ -77,8 +77,8 @@ class TrainSetup:
         example_file: path of an input file, on which a user can try the model; may be empty.
         evaluator: validates a state; None for a run without validation.
         canaries: judge each validation.
-        progress: records the metrics of each step, and counts steps.
-        saver: saves checkpoints, and keeps track of the best validation.
+        recorder: records the metrics of each step, and counts steps.
+        save_policy: saves checkpoints, and keeps track of the best validation.
         rollback: restores a checkpoint after too many bad steps.
         replay: computes a step twice; None without ``loop.replay_every``.
         stopping: whether the processes have agreed to stop.
@@ -97,8 +97,8 @@ class TrainSetup:
     example_file: str
     evaluator: Evaluator | None
     canaries: Canaries
-    progress: Progress
-    saver: SavePolicy
+    recorder: StepRecorder
+    save_policy: SavePolicy
     rollback: Rollback
     replay: replay.Replay | None
     stopping: Stopping
@@ -539,13 +539,13 @@ def open_step(
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
     with log.phases.within("compile"):
         step = compile_in_all_processes(built, flags, log)
-    checkpoints, saver = _open_saver(built, directory, data, first, log, stack)
+    checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     replays = replayed(
-        step, built, checkpoints, first.run_progress, position.done, saver, log, mirror
+        step, built, checkpoints, first.run_progress, position.done, save_policy, log, mirror
     )
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
-    progress = Progress(
+    recorder = StepRecorder(
         run,
         log,
         log.phases,
@@ -558,10 +558,10 @@ def open_step(
         faster=data.sources.faster,
         find_nan=nan_search(built, directory.path, say),
     )
-    stack.callback(progress.close)
+    stack.callback(recorder.close)
     span, folder = profiler.span(flags.profile), directory.path / "profile"
     step, before_step = stack.enter_context(
-        profiler.profiled(span, folder, step, say, progress.paused_for)
+        profiler.profiled(span, folder, step, say, recorder.paused_for)
     )
     return TrainSetup(
         run=run,
@@ -582,14 +582,14 @@ def open_step(
             position.done - first.run_progress.evaluation_due,
             say,
         ),
-        progress=progress,
-        saver=saver,
+        recorder=recorder,
+        save_policy=save_policy,
         rollback=Rollback(
             directory.path,
             run.checkpoint.every,
             built.saved,
             say,
-            progress.advice,
+            recorder.advice,
             mirror,
             replays.rewound if replays else lambda position: None,
         ),
@@ -607,7 +607,7 @@ def _open_saver(
     first: OpenedState,
     log: RunLog,
     stack: contextlib.ExitStack,
-) -> tuple[Checkpoints, SavePolicy]:
+) -> tuple[CheckpointSaver, SavePolicy]:
     """Opens what writes checkpoints, and begins to copy them to the bucket, if there is one."""
     run, say, mirror = built.run, log.say, directory.mirror
     # The cache prints a warning once, not after each save.
@@ -616,7 +616,7 @@ def _open_saver(
     )
     if directory.resumes:
         point_latest()  # otherwise the first save does
-    checkpoints = Checkpoints(
+    checkpoints = CheckpointSaver(
         directory.path,
         run.checkpoint.keep,
         say,
@@ -629,7 +629,7 @@ def _open_saver(
     stack.callback(checkpoints.close)
     if mirror is not None:
         _start_copy(mirror, built, directory, first.run_progress)
-    saver = SavePolicy(
+    save_policy = SavePolicy(
         run,
         checkpoints,
         first.meta,
@@ -638,7 +638,7 @@ def _open_saver(
         _after_save(point_latest, mirror),
         built.definition.constants,
     )
-    return checkpoints, saver
+    return checkpoints, save_policy
 
 
 def _start_copy(
@@ -690,10 +690,10 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
 def replayed(
     step: TrainStep,
     setup: StepSetup,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointSaver,
     run_progress: RunProgress,
     done: int,
-    saver: SavePolicy,
+    save_policy: SavePolicy,
     log: RunLog,
     mirror: Mirror | None,
 ) -> replay.Replay | None:
@@ -703,7 +703,7 @@ def replayed(
         return None
     devices = replay.described(setup.rule.mesh)
     return replay.Replay(
-        step, devices, checkpoints, run_progress, done, saver.await_save, log.say, mirror
+        step, devices, checkpoints, run_progress, done, save_policy.await_save, log.say, mirror
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.optim import muon
 
 
@@ -79,7 +79,7 @@ def meta_of(step: int) -> dict[str, Any]:
     }
 
 
-def save(saver: Checkpoints, *steps: int) -> None:
+def save(saver: CheckpointSaver, *steps: int) -> None:
     """Saves a state at each step."""
     for step in steps:
         saver.save(make_state(step), meta_of(step))

@@ -250,13 +250,13 @@ def test_is_expected(run: Path, tmp_path: Path) -> None:
 def test_a_rollback_prefers_regular_checkpoints(tmp_path: Path) -> None:
     for step in (4, 8, 9, 12):
         small_checkpoint.write(tmp_path, step, files=FILES)
-    saved = resume.RunCheckpoints(tmp_path)
+    saved = resume.CheckpointCandidates(tmp_path)
     assert resume.to_roll_back_to(saved, 9, 4) == tmp_path / "checkpoints/8.json"
     spoil(tmp_path, 8)
     spoil(tmp_path, 4)
     # All regular ones may be damaged while one saved by a stop signal is intact.
     said: list[str] = []
-    saved = resume.RunCheckpoints(tmp_path, said.append)
+    saved = resume.CheckpointCandidates(tmp_path, said.append)
     assert resume.to_roll_back_to(saved, 9, 4) == tmp_path / "checkpoints/9.json"
     assert pointer.steps(tmp_path / "damaged/checkpoints") == [4, 8]
     assert len(said) == 2
@@ -264,7 +264,7 @@ def test_a_rollback_prefers_regular_checkpoints(tmp_path: Path) -> None:
 
 def test_a_rollback_without_an_intact_checkpoint_moves_nothing(run: Path) -> None:
     spoil(run, 4)
-    assert resume.to_roll_back_to(resume.RunCheckpoints(run), 5, 4) is None
+    assert resume.to_roll_back_to(resume.CheckpointCandidates(run), 5, 4) is None
     assert pointer.steps(run / "checkpoints") == [4, 9]
 
 
@@ -301,8 +301,8 @@ class Places:
             remote.note(self.directory, self.copy.bucket.url, [data])
         return data
 
-    def opened(self, directory: Path) -> resume.RunCheckpoints:
-        return resume.RunCheckpoints(
+    def opened(self, directory: Path) -> resume.CheckpointCandidates:
+        return resume.CheckpointCandidates(
             directory, self.said.append, RemoteRun(self.copy.bucket, quiet)
         )
 
@@ -393,7 +393,7 @@ def test_an_upload_of_this_machine_is_not_that_of_another(
         return steps(kind)
 
     monkeypatch.setattr(copy.store, "steps", uploaded)
-    assert not resume.RunCheckpoints(places.directory, quiet, copy).disk_is_behind
+    assert not resume.CheckpointCandidates(places.directory, quiet, copy).disk_is_behind
 
 
 def test_damage_is_not_repaired_with_what_was_abandoned(places: Places) -> None:

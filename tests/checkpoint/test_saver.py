@@ -22,7 +22,7 @@ from checkpoint.small_state import make_state, mesh_of, meta_of, save, sharding,
 
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import named, restore
-from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
+from jaxtrain.checkpoint.saver import CheckpointSaver, SaveFailed
 from jaxtrain.distributed import key_value
 from jaxtrain.errors import InputError, RunAgain, Stopped
 
@@ -42,8 +42,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def saver(run: Path) -> Iterator[Checkpoints]:
-    checkpoints = Checkpoints(run, 2)
+def saver(run: Path) -> Iterator[CheckpointSaver]:
+    checkpoints = CheckpointSaver(run, 2)
     yield checkpoints
     checkpoints.close()
 
@@ -52,7 +52,7 @@ def saver(run: Path) -> Iterator[Checkpoints]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a run with checkpoints 4 and 9 and best 4, for tests that only read or copy it."""
     directory = tmp_path_factory.mktemp("saved")
-    checkpoints = Checkpoints(directory, 2)
+    checkpoints = CheckpointSaver(directory, 2)
     save(checkpoints, 4, 9)
     checkpoints.save(make_state(4), meta_of(4), ("best",))
     checkpoints.close()
@@ -72,7 +72,9 @@ def test_restores_bit_for_bit_on_another_mesh(saved: Path, devices: int) -> None
     assert pointer.read_meta(saved / "checkpoints/9.json") == meta_of(9)
 
 
-def test_the_next_step_does_not_change_a_save_in_progress(saver: Checkpoints, run: Path) -> None:
+def test_the_next_step_does_not_change_a_save_in_progress(
+    saver: CheckpointSaver, run: Path
+) -> None:
     state = make_state(1, big=1 << 20)
     before = jax.tree.map(np.array, state)
     overwrite = jax.jit(
@@ -136,7 +138,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_keeps_the_newest_and_one_best_and_their_files(run: Path) -> None:
-    checkpoints = Checkpoints(run, 1)
+    checkpoints = CheckpointSaver(run, 1)
     for step in (2, 4, 6):
         checkpoints.save(
             make_state(step),
@@ -154,7 +156,7 @@ def test_keeps_the_newest_and_one_best_and_their_files(run: Path) -> None:
     )
 
 
-def test_the_same_state_is_written_once(saver: Checkpoints, run: Path) -> None:
+def test_the_same_state_is_written_once(saver: CheckpointSaver, run: Path) -> None:
     """Also if it turns out later that it is the best one."""
     save(saver, 5)
     before = names(run / "data"), (run / "checkpoints/5.json").read_bytes()
@@ -167,17 +169,17 @@ def test_the_same_state_is_written_once(saver: Checkpoints, run: Path) -> None:
 
 def test_a_state_that_was_restored_is_not_written_again(run: Path) -> None:
     """A validation that a stop had interrupted may find that it is the best one."""
-    first = Checkpoints(run, 2)
+    first = CheckpointSaver(run, 2)
     save(first, 5)
     first.close()
-    again = Checkpoints(run, 2, resumed=run / "checkpoints/5.json")
+    again = CheckpointSaver(run, 2, resumed=run / "checkpoints/5.json")
     again.save(make_state(5), meta_of(5), ("best",))
     again.close()
     assert (run / "best/5.json").read_bytes() == (run / "checkpoints/5.json").read_bytes()
     assert len(names(run / "data")) == 1
 
 
-def test_after_a_rollback_the_same_step_is_another_state(saver: Checkpoints, run: Path) -> None:
+def test_after_a_rollback_the_same_step_is_another_state(saver: CheckpointSaver, run: Path) -> None:
     save(saver, 4)
     before = (run / "checkpoints/4.json").read_bytes()
     saver.save(make_state(4), meta_of(4) | {"examples_seen": 99})
@@ -192,24 +194,24 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
     run: Path, tmp_path: Path
 ) -> None:
     """Launchers restart with --resume latest."""
-    first = Checkpoints(run, 3)
+    first = CheckpointSaver(run, 3)
     first.save(make_state(4), meta_of(4), ("checkpoints", "best"))
     save(first, 8)
     first.save(make_state(9), meta_of(9), ("best",))
     first.close()
-    Checkpoints(run, 3, lambda line: None, resumed=run / "checkpoints/8.json").close()
+    CheckpointSaver(run, 3, lambda line: None, resumed=run / "checkpoints/8.json").close()
     assert pointer.steps(run / "best") == [9]  # between two regular ones: recomputed
-    Checkpoints(run, 3, lambda line: None, resumed=run / "checkpoints/4.json").close()
+    CheckpointSaver(run, 3, lambda line: None, resumed=run / "checkpoints/4.json").close()
     assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/4.json"
     assert pointer.verify(run / "superseded/checkpoints/8.json") == ""
     assert pointer.verify(run / "superseded/best/9.json") == ""
     again = run / "superseded/checkpoints/8.json"
-    Checkpoints(run, 3, lambda line: None, resumed=again).close()
+    CheckpointSaver(run, 3, lambda line: None, resumed=again).close()
     assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/8.json"
 
 
 def test_files_of_the_data_are_saved_and_verified(run: Path) -> None:
-    checkpoints = Checkpoints(run, 1, lambda line: None, files={"tokenizer.json": b"{}"})
+    checkpoints = CheckpointSaver(run, 1, lambda line: None, files={"tokenizer.json": b"{}"})
     checkpoints.save(make_state(2), meta_of(2), ("checkpoints", "best"))
     checkpoints.close()
     for path in (run / "checkpoints/2.json", run / "best/2.json"):
@@ -223,7 +225,7 @@ def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = ("checkpoints", "best")
-    first = Checkpoints(run, 2)
+    first = CheckpointSaver(run, 2)
     first.save(make_state(4), meta_of(4), both)
     first.close()
     paths = [run / kind / "4.json" for kind in both]
@@ -245,7 +247,7 @@ def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
         assert looked.wait(60)
         raise OSError(28, "No space left on device")
 
-    again = Checkpoints(run, 2, lambda line: None)
+    again = CheckpointSaver(run, 2, lambda line: None)
     with monkeypatch.context() as patched:
         patched.setattr(pointer.Pointer, "of_folder", full)
         again.save(make_state(4), meta_of(4), both)
@@ -265,7 +267,7 @@ def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
 
 @pytest.mark.parametrize("which", ["best", "checkpoints"])
 def test_a_pointer_that_cannot_be_written_is_a_failed_save(
-    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch, which: str
+    saver: CheckpointSaver, run: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """And the other one does not stay without its files."""
     both = ("checkpoints", "best")
@@ -291,7 +293,7 @@ def test_a_pointer_that_cannot_be_written_is_a_failed_save(
 
 
 def test_a_complete_checkpoint_outlives_a_process_that_then_ends(
-    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+    saver: CheckpointSaver, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Process 0 has written its pointer, and another process does not vote any more."""
     save(saver, 2)
@@ -308,7 +310,7 @@ def test_a_complete_checkpoint_outlives_a_process_that_then_ends(
 
 
 def test_a_save_fails_if_its_thread_dies(
-    saver: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example in a vote when process 0 is gone, and the result of the others is unknown."""
     save(saver, 2)
@@ -334,7 +336,7 @@ def test_a_save_fails_if_its_thread_dies(
     ],
 )
 def test_a_failed_save_reports_the_fix_for_its_cause(
-    saver: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
 ) -> None:
     def refuse(dir: Path) -> None:
         raise OSError(number, os.strerror(number))
@@ -346,7 +348,7 @@ def test_a_failed_save_reports_the_fix_for_its_cause(
 
 
 def test_a_process_that_does_not_answer_is_not_blamed_on_the_disk(
-    saver: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = f"process 3 {key_value.NO_VOTE} 1200 s"
     with monkeypatch.context() as patched:
@@ -357,7 +359,7 @@ def test_a_process_that_does_not_answer_is_not_blamed_on_the_disk(
 
 
 def test_a_missing_disk_raises_run_again(
-    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+    saver: CheckpointSaver, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(saver, 2)
 
@@ -370,7 +372,7 @@ def test_a_missing_disk_raises_run_again(
 
 
 def test_a_stop_signal_during_a_restore_is_not_damage(
-    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+    saver: CheckpointSaver, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Orbax reads in its own event loop and wraps exceptions that interrupt it."""
     save(saver, 2)
@@ -386,13 +388,13 @@ def test_a_stop_signal_during_a_restore_is_not_damage(
         restore(run / "checkpoints/2.json", target_of(make_state(2), mesh_of(8)), verified=True)
 
 
-def test_step_and_meta_must_agree(saver: Checkpoints) -> None:
+def test_step_and_meta_must_agree(saver: CheckpointSaver) -> None:
     with pytest.raises(ValueError, match="meta says step 4, the state says 5"):
         saver.save(make_state(5), meta_of(4))
 
 
 def test_nothing_is_written_below_the_mount_point_of_a_lost_disk(
-    saver: Checkpoints, run: Path
+    saver: CheckpointSaver, run: Path
 ) -> None:
     """The mount point is a folder of the parent disk."""
     away = run.with_name("away")
@@ -412,7 +414,7 @@ FULL_DISK = """
 import dataclasses, functools, resource, sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
+from jaxtrain.checkpoint.saver import CheckpointSaver, SaveFailed
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("step", "big"), meta_fields=())
 @dataclasses.dataclass(frozen=True)
@@ -430,7 +432,7 @@ def names():
     print([path.name for path in (folder / "checkpoints").iterdir()], data)
 
 
-checkpoints = Checkpoints(folder, 1, lambda line: print("said:", line))
+checkpoints = CheckpointSaver(folder, 1, lambda line: print("said:", line))
 save(2)
 checkpoints.wait()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -454,11 +456,11 @@ import sys
 from pathlib import Path
 import jax
 from checkpoint import small_state
-from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
+from jaxtrain.checkpoint.saver import CheckpointSaver, SaveFailed
 
 jax.config.update("jax_num_cpu_devices", 8)
 folder = Path(sys.argv[1])
-checkpoints = Checkpoints(folder, 1, print)
+checkpoints = CheckpointSaver(folder, 1, print)
 small_state.save(checkpoints, 2)
 begin = checkpoints._checkpointer.save
 
@@ -506,7 +508,7 @@ jax.distributed.initialize(address, 2, int(process))
 
 from checkpoint import small_state
 from jaxtrain.checkpoint import orbax_compat
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 
 base = orbax_compat.TemporaryPath.__mro__[1]
 create = base.create
@@ -517,7 +519,7 @@ async def create_late(self):
     return await create(self)
 
 base.create = create_late
-checkpoints = Checkpoints(Path(folder), 2, own_disk=True)
+checkpoints = CheckpointSaver(Path(folder), 2, own_disk=True)
 state = small_state.make_state(4, mesh=small_state.mesh_of(2))
 checkpoints.save(state, small_state.meta_of(4))
 checkpoints.wait()
@@ -585,6 +587,6 @@ def test_leftovers_are_removed(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, run)
     for name in ("data/12-0123456789ab/state.orbax-checkpoint-tmp", "data/mine"):
         (run / name).mkdir(parents=True)
-    Checkpoints(run, 1).close()
+    CheckpointSaver(run, 1).close()
     assert names(run / "checkpoints") == ["4.json", "9.json"]
     assert [name.partition("-")[0] for name in names(run / "data")] == ["4", "4", "9", "mine"]

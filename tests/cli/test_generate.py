@@ -59,7 +59,7 @@ def saved(
     }
     if "lm_head.words" in params:  # special tokens are never among the most likely
         params["lm_head.words"] = params["lm_head.words"].at[:9].set(0)
-    checkpoints = saver.Checkpoints(folder, 3, lambda line: None, files=files)
+    checkpoints = saver.CheckpointSaver(folder, 3, lambda line: None, files=files)
     described = {"seed": 0, "model": config.to_dict(model), "data": data or {}}
     meta = meta_of(3) | {"config": described} | meta
     checkpoints.save(dataclasses.replace(make_state(3), params=params), meta)

@@ -186,7 +186,7 @@ def saved(folder: Path, model: Any, params: dict[str, Any]) -> Path:
     import dataclasses
 
     state = dataclasses.replace(make_state(3), params=params)
-    checkpoints = saver.Checkpoints(folder, 3, lambda line: None)
+    checkpoints = saver.CheckpointSaver(folder, 3, lambda line: None)
     meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
     checkpoints.save(state, meta)
     checkpoints.wait()

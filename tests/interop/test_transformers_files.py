@@ -106,7 +106,7 @@ def test_import_and_a_checkpoint_keep_ids_and_files(case: str, tmp_path: Path) -
     first = len(before) + len(byte_level.train([CORPUS], VOCABULARY).encode("It was a").ids) - 1
     assert tuple(tokens[first : first + len(before)]) == before  # the second document
 
-    checkpoints = saver.Checkpoints(
+    checkpoints = saver.CheckpointSaver(
         tmp_path / "run", 3, lambda line: None, files=opened.files_to_keep
     )
     params = {name: jnp.asarray(array) for name, array in params_of(MODEL).items()}

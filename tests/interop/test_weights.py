@@ -13,7 +13,7 @@ from data.video.sample_videos import busy, write
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import resume
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt, mlm, video_ae
@@ -42,7 +42,7 @@ def write_run(
     placed = jax.tree.map(jax.numpy.asarray, state)
     saved = {"model": config.to_dict(model) if stored is None else stored}
     meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
-    saver = Checkpoints(directory, 2)
+    saver = CheckpointSaver(directory, 2)
     saver.save(placed, meta, ("best",) if best else ("checkpoints",))
     saver.close()
 

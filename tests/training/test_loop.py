@@ -25,13 +25,13 @@ def test_saves_are_phases_of_their_own_also_after_the_validation_of_a_resume() -
 
     setup = mock.MagicMock()
     setup.run = config.named("demo")
-    setup.progress.paused_for = paused_for
-    setup.progress.finished.return_value = True
+    setup.recorder.paused_for = paused_for
+    setup.recorder.finished.return_value = True
     setup.stopping.decision = 0
-    setup.saver.run_progress = SimpleNamespace(evaluation_due=True, best=None)
-    setup.saver.judge.return_value = True
-    setup.saver.save = save
-    setup.saver.finish = save
+    setup.save_policy.run_progress = SimpleNamespace(evaluation_due=True, best=None)
+    setup.save_policy.judge.return_value = True
+    setup.save_policy.save = save
+    setup.save_policy.finish = save
     with mock.patch.object(loop.jax, "block_until_ready"):
         loop.train(setup)
     assert saves == [("save", True), ("save", False)]

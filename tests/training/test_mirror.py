@@ -15,7 +15,7 @@ from obstore.store import MemoryStore
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, remote, resume
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
@@ -37,7 +37,7 @@ class Run:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.mirror.claim()
-        self.checkpoints: Checkpoints | None = None
+        self.checkpoints: CheckpointSaver | None = None
         try:
             self.start_from = resume.choose(
                 resumed,
@@ -53,7 +53,7 @@ class Run:
             raise
 
     def begin(self, keep: int = 2) -> "Run":
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointSaver(
             self.directory, keep, self.said.append, copy=self.mirror, resumed=self.start_from
         )
         self.mirror.start(keep, 1, None, self._resumed)
@@ -208,7 +208,7 @@ def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_p
     first.save(2)
     first.finish()
     first.close()
-    other = Checkpoints(tmp_path / "other", 2)
+    other = CheckpointSaver(tmp_path / "other", 2)
     save(other, 4)
     other.close()
     with pytest.raises(InputError, match=r"and --resume .*/other is another run: use --resume"):
@@ -480,7 +480,7 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
     first.save(2)
     first.finish()
     first.close()
-    checkpoints = Checkpoints(first.directory, 2)  # not uploaded
+    checkpoints = CheckpointSaver(first.directory, 2)  # not uploaded
     save(checkpoints, 8)
     checkpoints.close()
     second = runs("two").begin()
@@ -488,11 +488,11 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
     second.finish()
     second.close()
 
-    def killed(self: resume.RunCheckpoints) -> None:
+    def killed(self: resume.CheckpointCandidates) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(resume.RunCheckpoints, "adopt_disk", killed)
+        patched.setattr(resume.CheckpointCandidates, "adopt_disk", killed)
         with pytest.raises(KeyboardInterrupt):
             runs("one")
     again = runs("one")
@@ -507,7 +507,7 @@ def test_the_bucket_of_another_run_is_refused(runs: Callable[..., Run], tmp_path
     first.finish()
     first.close()
     directory = tmp_path / "output"
-    checkpoints = Checkpoints(directory, 2)
+    checkpoints = CheckpointSaver(directory, 2)
     save(checkpoints, 4)
     checkpoints.close()
     remote.note(directory, "s3://bucket/its-own", ["data/4-0123456789ab"])
@@ -586,7 +586,7 @@ def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) 
     first.save(2)
     first.finish()
     first.close()
-    checkpoints = Checkpoints(first.directory, 2)  # neither is uploaded
+    checkpoints = CheckpointSaver(first.directory, 2)  # neither is uploaded
     checkpoints.save(make_state(4), meta_of(4), BOTH)
     checkpoints.save(make_state(6), meta_of(6))
     checkpoints.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from checkpoint.small_state import make_state, mesh_of, meta_of, target_of
 
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
 from jaxtrain.training import rollback
 from jaxtrain.training.state import State, saved_part
@@ -38,7 +38,7 @@ def bytes_alive() -> int:
 def test_a_rollback_needs_memory_for_one_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = Checkpoints(tmp_path, 1)
+    saver = CheckpointSaver(tmp_path, 1)
     saver.save(saved_part(training_state(5), [CONSTANT]), meta_of(5))
     saver.wait()
     saver.close()

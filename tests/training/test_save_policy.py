@@ -32,7 +32,7 @@ SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr")
 STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), guard={})  # type: ignore[arg-type]
 
 
-class Checkpoints:
+class CheckpointSaver:
     """Records which steps were saved. Some saves fail at once, and some in the background.
 
     Args:
@@ -89,7 +89,7 @@ def progress_of(run: config.Run, directory: Path = Path()) -> RunProgress:
 
 
 def made(
-    run: config.Run, checkpoints: Checkpoints, said: list[str], saved: Any = lambda: None
+    run: config.Run, checkpoints: CheckpointSaver, said: list[str], saved: Any = lambda: None
 ) -> save_policy.SavePolicy:
     meta = save_policy.describe(run, "fingerprint")
     return save_policy.SavePolicy(run, checkpoints, meta, progress_of(run), said.append, saved)  # type: ignore[arg-type]
@@ -97,17 +97,17 @@ def made(
 
 def failing(
     at_once: Container[int] = (), later: Container[int] = ()
-) -> tuple[save_policy.SavePolicy, Checkpoints, list[str], RunProgress]:
+) -> tuple[save_policy.SavePolicy, CheckpointSaver, list[str], RunProgress]:
     """Returns a saver with failing saves, its checkpoints, the printed lines, and its progress."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
-    checkpoints, said = Checkpoints(at_once, later), list[str]()
+    checkpoints, said = CheckpointSaver(at_once, later), list[str]()
     one = made(run, checkpoints, said)
     return one, checkpoints, said, one.run_progress
 
 
-def saver_with(**settings: Any) -> tuple[save_policy.SavePolicy, Checkpoints]:
+def saver_with(**settings: Any) -> tuple[save_policy.SavePolicy, CheckpointSaver]:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
-    checkpoints = Checkpoints()
+    checkpoints = CheckpointSaver()
     return made(run, checkpoints, []), checkpoints
 
 
@@ -130,7 +130,7 @@ def test_each_complete_save_is_reported() -> None:
     """Then output/latest is the run that saved last, even if two run at the same time."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     said: list[str] = []
-    one = made(run, Checkpoints({1}, {2}), said, lambda: said.append("!"))
+    one = made(run, CheckpointSaver({1}, {2}), said, lambda: said.append("!"))
     for step in (10, 20, 30):
         one.save(at(step), STATE)
         assert "!" not in said  # 10 and 20 fail; 30 was not waited for
@@ -178,7 +178,7 @@ def test_nan_and_inf_are_never_best() -> None:
 def test_patience_counts_validations_without_improvement() -> None:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
     loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
-    one = made(run, Checkpoints(), [])
+    one = made(run, CheckpointSaver(), [])
     assert not save_policy.patience_over(loop, one.run_progress)
     over = []
     for step, value in enumerate([20, 19, 21, 20, math.nan], 1):

@@ -110,7 +110,7 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
 
 
 def save(made: Any, state: State, meta: Any, place: Path) -> Path:
-    checkpoints = saver.Checkpoints(place, 1, lambda line: None)
+    checkpoints = saver.CheckpointSaver(place, 1, lambda line: None)
     with contextlib.closing(checkpoints):
         constants = made.definition.constants
         progress = RunProgress(place, Criterion(None, None, ""))

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtrain.checkpoint.pointer import SUSPECT
-from jaxtrain.checkpoint.saver import Checkpoints
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -119,7 +119,7 @@ class Replay:
         self,
         step: TrainStep,
         devices: Sequence[str],
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointSaver,
         run_progress: RunProgress,
         done: int,
         await_save: Callable[[], object],

@@ -105,8 +105,8 @@ def later():
         time.sleep(0.01)
     time.sleep(0.5)
     from jaxtrain.data.pipeline import TrainingBatches
-    from jaxtrain.training.progress import Progress
-    owner, name = (Progress, "push") if KIND == "program" else (TrainingBatches, "__next__")
+    from jaxtrain.training.step_recorder import StepRecorder
+    owner, name = (StepRecorder, "push") if KIND == "program" else (TrainingBatches, "__next__")
     real = getattr(owner, name)
     def sleeping(self, *arguments):
         time.sleep(0.5)

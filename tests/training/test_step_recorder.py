@@ -1,4 +1,4 @@
-"""Progress: which steps are recorded, when, and with which values."""
+"""StepRecorder: which steps are recorded, when, and with which values."""
 
 import contextlib
 import dataclasses
@@ -26,8 +26,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import json_lines
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
-from jaxtrain.training import progress
-from jaxtrain.training.progress import Progress
+from jaxtrain.training import step_recorder
+from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.validation import Validation
 
 TOTAL, LOG_EVERY = 11, 4
@@ -66,7 +66,7 @@ class Story:
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory, self.now, self.done = directory, 100.0, 0
-        patch.setattr(progress, "Window", functools.partial(Window, clock=lambda: self.now))
+        patch.setattr(step_recorder, "Window", functools.partial(Window, clock=lambda: self.now))
         base = config.named("demo_mlm")
         base = base.override({"data.workers": 2})
         loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
@@ -76,18 +76,18 @@ class Story:
             wait_s=0.0, workers=2, note_pending=lambda results: None
         )
         self.bad_in_a_row = 0
-        self.progress = self.begin()
+        self.recorder = self.begin()
 
     def begin(
         self, *, waits: bool = False, faster: str = "", find_nan: Any = None, **optim: Any
-    ) -> Progress:
+    ) -> StepRecorder:
         """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(
             self.run,
             optim=dataclasses.replace(self.run.optim, **optim),
             loop=dataclasses.replace(self.run.loop, find_nan=find_nan is not None),
         )
-        self.progress = Progress(
+        self.recorder = StepRecorder(
             self.run,
             self.log,
             Phases(self.watchdog),
@@ -99,7 +99,7 @@ class Story:
             faster=faster,
             find_nan=find_nan,
         )
-        return self.progress
+        return self.recorder
 
     def step(
         self, loss: float | None = None, *, wait_s: float = 0.0, gradient: float = 2.0
@@ -118,7 +118,7 @@ class Story:
         number = self.done if loss is None else loss
         found["loss"] = Computing(number, lambda: self.spend(1.0))
         state, batch = f"after step {self.done}", f"batch {self.done}"
-        self.progress.push(found, np.arange(8) + 8 * self.done, cast(Any, state), cast(Any, batch))
+        self.recorder.push(found, np.arange(8) + 8 * self.done, cast(Any, state), cast(Any, batch))
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
@@ -133,7 +133,7 @@ class Story:
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     told = Story(tmp_path, monkeypatch)
     yield told
-    told.progress.close()
+    told.recorder.close()
     told.log.close()
 
 
@@ -155,8 +155,8 @@ def test_a_step_is_recorded_when_the_next_one_is_pushed(story: Story, said: Any)
 def test_the_first_the_last_and_every_nth_step_are_recorded(story: Story, said: Any) -> None:
     for _ in range(TOTAL):
         story.step()
-    story.progress.flush()
-    story.progress.flush()  # nothing is pending any more
+    story.recorder.flush()
+    story.recorder.flush()  # nothing is pending any more
     assert [record["train/loss"] for record in story.records().values()] == [1, 4, 8, 11]
     assert list(story.records()) == [1, 4, 8, 11]
     assert len(said()) == 4
@@ -164,7 +164,7 @@ def test_the_first_the_last_and_every_nth_step_are_recorded(story: Story, said: 
 
 
 def test_a_validation_before_the_first_step_keeps_its_record(story: Story, said: Any) -> None:
-    story.progress.validated(0, Validation({"val/loss": 3.0}, {}))
+    story.recorder.validated(0, Validation({"val/loss": 3.0}, {}))
     story.step(wait_s=60.0)  # workers start
     story.step()
     assert story.records()[1]["train/loss"] == 1
@@ -185,8 +185,8 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
     story.begin(bad_updates="skip", bad_in_a_row=2)
     for gradient in (2.0, math.inf, 2.0, 2.0):
         story.step(gradient=gradient)
-    assert story.progress.done == 3
-    assert story.progress.last_step_was_good()
+    assert story.recorder.done == 3
+    assert story.recorder.last_step_was_good()
     assert list(story.records()) == [1]
     (line,) = (story.directory / "bad_steps.jsonl").read_text().splitlines()
     rows = story.run.data.batch_size
@@ -201,7 +201,7 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
     (spoken,) = [line for line in said() if "is bad" in line]
     assert "step 2 is bad: loss 2, gradient norm inf" in spoken
     assert f"examples {rows} to {2 * rows - 1})" in spoken
-    assert not story.progress.finished()
+    assert not story.recorder.finished()
 
 
 def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
@@ -227,7 +227,7 @@ def test_too_many_bad_steps_in_a_row_stop_a_run_that_skips(story: Story) -> None
     for _ in range(3):
         story.step(gradient=math.nan)
     with pytest.raises(InputError, match="step 2 is bad"):
-        story.progress.flush()
+        story.recorder.flush()
 
 
 def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
@@ -240,7 +240,7 @@ def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
         bad_in_a_row=3,
         find_nan=lambda *arguments: examined.append(arguments) or origin,
     )
-    assert story.progress.advice() == "lower --optim.peak_lr"
+    assert story.recorder.advice() == "lower --optim.peak_lr"
     story.step()
     for _ in range(3):
         story.step(gradient=math.nan)
@@ -250,7 +250,7 @@ def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
         r"at model\.py:12 \(div\)$"
     )
     with pytest.raises(InputError, match=wanted):
-        story.progress.flush()
+        story.recorder.flush()
     # Once, while the next step is computed, whose state is the same: a bad step changes nothing.
     assert examined == [(1, story.run.data.batch_size, "after step 3", "batch 2")]
 
@@ -259,12 +259,12 @@ def test_the_last_step_may_be_bad(story: Story) -> None:
     for _ in range(TOTAL - 1):
         story.step()
     story.step(gradient=math.nan)
-    assert story.progress.done == TOTAL  # until its metrics are fetched
-    assert not story.progress.finished()
+    assert story.recorder.done == TOTAL  # until its metrics are fetched
+    assert not story.recorder.finished()
     story.step()
-    assert story.progress.finished()
+    assert story.recorder.finished()
     rows = story.run.data.batch_size
-    assert story.progress.position() == Position(TOTAL, (TOTAL + 1) * rows, left_out=rows)
+    assert story.recorder.position() == Position(TOTAL, (TOTAL + 1) * rows, left_out=rows)
     assert list(story.records()) == [1, 4, 8, 11]
 
 
@@ -274,13 +274,13 @@ def test_a_rollback_removes_records_but_not_the_examples_seen(story: Story) -> N
     story.begin()
     for _ in range(5):
         story.step()
-    story.progress.flush()
+    story.recorder.flush()
     rows = story.run.data.batch_size
-    story.progress.rewind(Position(2, 2 * rows))
-    assert story.progress.position() == Position(2, 5 * rows, left_out=3 * rows)
-    assert (story.progress.done, list(story.records())) == (2, [1, 2])
+    story.recorder.rewind(Position(2, 2 * rows))
+    assert story.recorder.position() == Position(2, 5 * rows, left_out=3 * rows)
+    assert (story.recorder.done, list(story.records())) == (2, [1, 2])
     story.step()
-    story.progress.flush()
+    story.recorder.flush()
     lines = (story.directory / "examples.jsonl").read_text().splitlines()
     assert [(line["step"], line["position"]) for line in map(json.loads, lines)] == [
         (1, 0),
@@ -293,10 +293,10 @@ def test_pauses_do_not_count_in_the_rate(story: Story) -> None:
     for number in range(1, TOTAL + 1):
         story.step()
         if number in (4, 6):  # at the beginning and in the middle of a window
-            with story.progress.paused_for("evaluation"):
+            with story.recorder.paused_for("evaluation"):
                 assert max(story.records()) == 4  # the pending step is recorded first
                 story.spend(1000.0)
-    story.progress.flush()
+    story.recorder.flush()
     rates = [record["train/steps_per_second"] for record in story.records().values()]
     assert rates == [1.0, 1.0, 1.0, 1.0]
     heard = story.watchdog.heard
@@ -314,8 +314,8 @@ def test_the_rate_of_steps_that_are_complete_when_pushed(story: Story) -> None:
             "learning_rate": np.float32(0.001),
             "loss": np.float32(number),
         }
-        story.progress.push(found, np.arange(8), cast(Any, None), {})
-    assert story.progress.finished()
+        story.recorder.push(found, np.arange(8), cast(Any, None), {})
+    assert story.recorder.finished()
     rates = [record["train/steps_per_second"] for record in story.records().values()]
     assert rates == [1.0, 1.0, 1.0, 1.0]
 
@@ -324,7 +324,7 @@ def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: 
     for number in range(1, TOTAL + 1):
         # Long while the workers start, short for a window, then as long as the step.
         story.step(wait_s=9.0 if number <= 2 else 0.01 if number <= 5 else 1.0)
-    story.progress.flush()
+    story.recorder.flush()
     shares = [record["train/data_wait_fraction"] for record in story.records().values()]
     assert shares == pytest.approx([18 / 19, 0.03 / 3.03, 4 / 8, 2 / 5])
     lines = said()
@@ -340,21 +340,21 @@ def test_workers_that_fill_the_host_cannot_be_raised(story: Story, said: Any) ->
     story.begin()
     for number in range(1, TOTAL + 1):
         story.step(wait_s=0.01 if number <= 5 else 1.0)
-    story.progress.flush()
+    story.recorder.flush()
     (mentioned,) = [line for line in said() if "waits for data" in line]
     assert "use a host with more CPU cores (they allow 2 workers)" in mentioned
 
 
 def test_a_validation_is_recorded_and_its_images_are_kept(story: Story, said: Any) -> None:
     pictures = {"reconstruction": np.full((4, 6, 3), 7, np.uint8)}
-    story.progress.validated(2, Validation({"val/psnr": 20.0, "val/loss": 0.5}, pictures))
-    story.progress.validated(4, Validation({"val/psnr": 22.0, "val/loss": 0.25}, pictures))
+    story.recorder.validated(2, Validation({"val/psnr": 20.0, "val/loss": 0.5}, pictures))
+    story.recorder.validated(4, Validation({"val/psnr": 22.0, "val/loss": 0.25}, pictures))
     assert [record["val/psnr"] for record in story.records().values()] == [20.0, 22.0]
     assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
     assert all(path.is_file() for path in kept)
     assert sorted((story.directory / "samples").iterdir()) == kept
-    story.progress.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
+    story.recorder.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
     assert (story.directory / "samples/text_6.txt").read_text() == "a\n"
-    (line,) = story.progress.results.lines()
+    (line,) = story.recorder.results.lines()
     assert str(line) == "val/loss 0.5 -> 0.25, val/psnr 20 -> 22"

@@ -51,7 +51,7 @@ class _Pending(NamedTuple):
     batch: Batch | None
 
 
-class Progress:
+class StepRecorder:
     """Takes each step's metrics while the next step runs, and records those of every Nth step.
 
     The metrics of a step are fetched after the next step was dispatched, so that logging does not
