@@ -180,7 +180,7 @@ def test_what_depends_on_the_size_of_training() -> None:
     size = ("--model.height", "64", "--model.width", "96")
     complete = config.load("demo", [*size, "--loop.eval_examples", "64"])
     crops = complete.override({"data.crop": (32, 48), "data.batch_size": 32})
-    spec = crops.batch_spec(3)
+    spec = crops.sent_spec(3)
     assert spec["video"].shape == (3, crops.model.frames, 32, 48, 3)
     # Validations see complete clips, in batches that need no more memory than a microbatch.
     assert crops.model.batch_spec(3) == complete.model.batch_spec(3)
