@@ -395,16 +395,20 @@ def test_several_gpus_match_a_cpu(model: Any, shard: str, devices: int) -> None:
 # ---- ModernBERT -------------------------------------------------------------------------------
 
 
-def test_the_parameters_of_the_base_model_are_counted() -> None:
-    """Of which transformers has 149,655,232."""
-    model = config.named("ettin_150m_h100_8").model
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [({}, 149_655_232), ({"hidden": 1024, "layers": 28, "heads": 16, "ff": 2624}, 395_881_664)],
+)
+def test_the_parameters_are_as_many_as_in_transformers(sizes: Any, wanted: int) -> None:
+    """The base and the large model."""
+    model = dataclasses.replace(config.named("ettin_150m_h100_8").model, **sizes)
     v, d, f, n = model.vocab_size, model.hidden, model.ff, model.layers
     count = v * d + d + n * (4 * d * d + 3 * d * f + 2 * d) - d + d + d * d + d + v
-    assert state.parameter_count(state.ModelDefinition(model.build).params) == count == 149_655_232
+    assert state.parameter_count(state.ModelDefinition(model.build).params) == count == wanted
 
 
 def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:
-    """The last of four layers is global: without it, three local ones reach as far as they can."""
+    """The first layer is global, the second local."""
     model = dataclasses.replace(
         MODELS["modern_bert"], sequence_length=64, layers=3, global_every=8, local_attention=4
     )

@@ -65,7 +65,8 @@ def mlm_batch(spec: Any) -> dict[str, np.ndarray]:
     tokens = rng.integers(5, 50, (rows, length)).astype(np.int32)
     weights = (rng.random((rows, slots)) < 0.7).astype(np.float32)
     weights[: rows // 2] = 1  # examples, and so microbatches and devices, have different weights
-    return {
+    documents = np.sort(rng.integers(1, 4, (rows, length)), 1).astype(np.int32)
+    return ({"segments": documents} if "segments" in spec else {}) | {
         "tokens": tokens,
         "positions": np.stack([rng.permutation(length)[:slots] for _ in range(rows)]).astype(
             np.int32
@@ -80,12 +81,16 @@ def tiny(name: str) -> Any:
     """Returns the model of a shipped config, reduced to a small size and without dropout."""
     small = config.named(name).model.tiny()
     # One layer: a second one doubles the compilation and tests nothing more.
-    return dataclasses.replace(small, layers=1, dropout=0.0) if name.startswith("mlm") else small
+    changes: dict[str, Any] = {"layers": 1, "dropout": 0.0} if name.startswith("mlm") else {}
+    # A global and a local layer.
+    changes |= {"layers": 2} if name.startswith("ettin") else {}
+    return dataclasses.replace(small, **changes)
 
 
 MODELS = {
     "toy": (toy.Config(), toy.random_batch),
     "mlm": (tiny("mlm_h200_8"), mlm_batch),
+    "modern_bert": (tiny("ettin_150m_h100_8"), mlm_batch),
     "video_ae": (tiny("h100_16"), video_batch),
 }
 
@@ -161,6 +166,7 @@ def collectives(text: str) -> list[tuple[str, str]]:
     [
         ("toy", "params"),
         ("mlm", "params"),
+        ("modern_bert", "params"),
         # The golden plan of h100_16 (tests/gpu_programs) counts the all-gathers of that model.
         pytest.param("video_ae", "params", marks=LONG),
         pytest.param("mlm", "optimizer", marks=pytest.mark.slow),
