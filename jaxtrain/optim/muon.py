@@ -108,27 +108,29 @@ def muon(
         beta = momentum_at(settings, state.updates, span)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
-        given = {
-            name: _stored((_even(one) if settings.equilibrate else one).astype(precision), rule)
-            for name, one in ahead.items()
-            if isinstance(one, jax.Array)
-        }
+        matrices = {name: array for name, array in ahead.items() if isinstance(array, jax.Array)}
+        if settings.equilibrate:
+            matrices = _stacked(_even, matrices)
+        given = {name: _stored(array.astype(precision), rule) for name, array in matrices.items()}
+        results = orthogonal(given, rule, polar_express=settings.polar_express)
+        directions = {name: array.astype(jnp.float32) for name, array in results.items()}
+        if settings.polar_express:
+            directions = _stacked(_of_orthogonal_norm, directions)
+        variance = None if state.variance is None else dict(state.variance)
+        if variance is not None:
+            assert settings.variance_b2 is not None, "the state has it only then"
+            steadied = functools.partial(_steadied, b2=settings.variance_b2)
+            for name, result in _stacked(steadied, directions, variance).items():
+                directions[name], variance[name] = result
         learning_rate = rate(state.updates)
         updates = dict(ahead)
-        variance = None if state.variance is None else dict(state.variance)
-        for name, one in orthogonal(given, rule, polar_express=settings.polar_express).items():
-            inputs, outputs = one.shape
+        for name, direction in directions.items():
+            inputs, outputs = direction.shape
             factor = math.sqrt(max(1.0, outputs / inputs))
-            wide = one.astype(jnp.float32)
-            if settings.polar_express:
-                wide *= math.sqrt(min(inputs, outputs)) / jnp.maximum(_norm(wide), _LEAST_NORM)
-            if variance is not None:
-                assert settings.variance_b2 is not None, "the state has it only then"
-                wide, variance[name] = _steadied(wide, variance[name], settings.variance_b2)
-            updates[name] = -learning_rate * factor * wide
+            updates[name] = -learning_rate * factor * direction
             if weight_decay and settings.cautious_decay:
                 assert span is not None, "the caller passes it"
-                agrees = wide * params[name] >= 0
+                agrees = direction * params[name] >= 0
                 decay = weight_decay * _half_cosine(state.updates / span.steps)
                 updates[name] -= learning_rate * factor * decay * agrees * params[name]
             elif weight_decay:
@@ -154,6 +156,24 @@ def _half_cosine(share: jax.Array) -> jax.Array:
     return 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0)))
 
 
+def _stacked(function: Callable[..., Any], *given: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Applies a function to the arrays of each name.
+
+    Arrays of one shape are stacked, so that the program has the operations once for each shape, and
+    not for each matrix.
+    """
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for name, matrix in given[0].items():
+        shapes.setdefault(matrix.shape, []).append(name)
+    results: dict[str, Any] = {}
+    for names in shapes.values():
+        stacks = (jnp.stack([arrays[name] for name in names]) for arrays in given)
+        parts, tree = jax.tree.flatten(jax.vmap(function)(*stacks))
+        for name, leaves in zip(names, zip(*parts, strict=True), strict=True):
+            results[name] = jax.tree.unflatten(tree, leaves)
+    return results
+
+
 def _norm(matrix: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.square(matrix).sum())
 
@@ -163,6 +183,11 @@ def _even(matrix: jax.Array) -> jax.Array:
     norms = jnp.sqrt(jnp.square(matrix).sum(0, keepdims=True))
     mean = _norm(matrix) / math.sqrt(matrix.shape[1])
     return matrix * (mean / jnp.maximum(norms, _LEAST_NORM))
+
+
+def _of_orthogonal_norm(matrix: jax.Array) -> jax.Array:
+    """Scales to the norm of an orthogonal matrix."""
+    return matrix * (math.sqrt(min(matrix.shape)) / jnp.maximum(_norm(matrix), _LEAST_NORM))
 
 
 def _mean_square(matrix: jax.Array) -> jax.Array:
