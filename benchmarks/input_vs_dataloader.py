@@ -157,7 +157,7 @@ def _ours(run: config.Run, sources: Any) -> pipeline.TrainingBatches:
     return pipeline.TrainingBatches(
         sources.train,
         jax.make_mesh((1, 1), AXES, axis_types=(AxisType.Auto,) * 2),
-        run.batch_spec(run.data.batch_size),
+        run.sent_spec(run.data.batch_size),
         start=0,
         seed=run.seed,
         workers=run.data.workers,
