@@ -142,9 +142,8 @@ def compile_step(
         lowered = traced.lower(lowering_platforms=(platform,))
         compiling = pool.submit(lowered.compile)
         samples = _sample_pixels(built)
-        model_flops(
-            run.training_model
-        )  # traces another program; built.cost() finds it in the cache
+        # Traces another program, meanwhile; built.cost() finds the result in the cache.
+        model_flops(run.training_model)
         compiled = compiling.result()
     definition, target = built.definition, built.target
     trained = definition.trained(target.params)
