@@ -309,12 +309,13 @@ class Export(OfModel):
 
     SOURCE is a checkpoint, a run directory or s3://BUCKET/PATH (best or else newest checkpoint), a
     weights file that jaxtrain wrote, or hf:ORG/MODEL on the Hub. A .pth file requires PyTorch.
-    --format hf writes a folder, with the tokenizer and a model card, that transformers'
-    from_pretrained loads. --format comfyui writes float16 for ComfyUI and stable-diffusion.cpp, and
-    refuses a model that ComfyUI does not have; OUT may be its folder models/vae_approx.
+    --format hf writes a folder, with a model card, that from_pretrained of transformers (with the
+    tokenizer) or, for wan_vae, of diffusers loads. --format comfyui writes float16 for ComfyUI and
+    stable-diffusion.cpp, and refuses a model that ComfyUI does not have; OUT may be its folder
+    models/vae_approx.
 
-    What is written is read back and must be equal, and transformers, if it is installed, must
-    compute the same from its folder. The model card states these checks.
+    What is written is read back and must be equal, and transformers or diffusers, if installed,
+    must compute the same from its folder. The model card states these checks.
 
     --push uploads such a folder to the Hugging Face Hub instead. For a model that transformers does
     not support, it uploads one weights file and a model card. Run hf auth login first, or set
@@ -335,8 +336,8 @@ class Export(OfModel):
     """the file or folder to write"""
     _: dataclasses.KW_ONLY
     format: Literal["file", "hf", "comfyui"] | None = None
-    """file: one weights file; comfyui: one for ComfyUI; hf: a folder for transformers (default:
-    file; with --push: hf if transformers supports the model)"""
+    """file: one weights file; comfyui: one for ComfyUI; hf: a folder for transformers or diffusers
+    (default: file; with --push: hf if one of them supports the model)"""
     push: Annotated[str | None, "ORG/MODEL"] = None
     """upload to this repository on the Hugging Face Hub; it is created if missing"""
     private: bool = False

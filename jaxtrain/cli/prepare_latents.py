@@ -22,7 +22,8 @@ def main(flags: commands.PrepareLatents) -> int:
     run = config.load(flags.config, flags.overrides)
     if run.model.latent_shape is None:
         raise InputError(
-            f"--config {flags.config} is not a video autoencoder, so it has no latents"
+            f"--config {flags.config} has a model that learns from no latents: use a config of the "
+            "small video autoencoder, such as taew2_2_h100_8"
         )
     return _prepare(run, flags)
 

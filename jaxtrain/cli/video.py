@@ -349,7 +349,7 @@ def _reconstruct(
     from jaxtrain.inference import video as autoencoding
 
     # Only this rule depends on the number of latents.
-    exact = model.model.trim == "odd_latents"
+    exact = model.model.timing.trim == "odd_latents"
     latents = model.model.timing.needed(video.count()) if exact else None
     originals: collections.deque[Frame] = collections.deque()
     sound = None if flags.no_audio else video

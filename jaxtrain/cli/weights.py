@@ -37,8 +37,6 @@ def export_to(flags: commands.Export) -> int:
     _check(flags)
     source = hub.local(flags.source)
     if flags.target is not None:
-        if flags.format == "hf":
-            tokenizer.check_travels(source)
         terminal.out(f"wrote {_write(flags, source, flags.target).path}")
         return 0
     assert flags.push is not None, "_check() requires one of the two"
@@ -92,8 +90,8 @@ def _check(flags: commands.Export) -> None:
 
 
 def _can_write(model: Any, *, folder: bool) -> bool:
-    """Whether a model can be written to a transformers folder, or to a weights file."""
-    return bool(model.in_transformers if folder else model.has_weights)
+    """Whether a model can be written to a folder, or to a weights file."""
+    return bool(model.has_folder if folder else model.has_weights)
 
 
 class _Written(NamedTuple):
@@ -120,12 +118,12 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
     name = from_file.name_of(loaded.model)
     folder = flags.format == "hf"
     if flags.push is not None and flags.format is None:
-        folder = loaded.model.in_transformers
+        folder = loaded.model.has_folder
     if not _can_write(loaded.model, folder=folder):
         able = [
             name for name, kind in from_file.configs() if _can_write(kind.tiny(), folder=folder)
         ]
-        form = "a transformers folder" if folder else "a weights file"
+        form = "a folder" if folder else "a weights file"
         raise InputError(
             f"{loaded.source}: the model {name} cannot be exported to {form}; export can write "
             f"{', '.join(sorted(able))}"
@@ -142,7 +140,9 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         loaded = dataclasses.replace(loaded, params=weights.in_float16(loaded))
     elif not folder and (note := loaded.model.export_note()):
         terminal.warn(f"warning: {note}")
-    if folder:
+    if folder and loaded.model.diffusers_class:
+        count = huggingface.write_diffusers(target, loaded.model, loaded.params)
+    elif folder:
         tokenizer.check_travels(source)
         path = tokenizer.beside(Path(loaded.source))
         words = tokenizer.of_source(path)
@@ -237,6 +237,11 @@ def _import_folder(flags: commands.Import) -> int:
     if flags.target.exists() and flags.target.samefile(flags.source):
         raise InputError(f"OUT {flags.target} is the same folder as IN: choose another one")
     loaded = weights.load(flags.source)
+    if loaded.model.diffusers_class:
+        raise InputError(
+            f"{flags.source} needs no import: pass it to --model.init_from, or to a command in "
+            "place of a run directory"
+        )
     path = tokenizer.beside(flags.source)
     words = tokenizer.of_source(path)
     huggingface.check_target(flags.target)

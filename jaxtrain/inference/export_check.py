@@ -44,7 +44,12 @@ def check(target: Path, model: Any, params: Params, reference: Path | None = Non
     """
     model = model.bare()
     checks = [_read_back(target, model, params)]
-    if huggingface.is_one(target):
+    if model.diffusers_class and target.is_dir():
+        if all(importlib.util.find_spec(package) for package in ("diffusers", "torch")):
+            video = _video(model)[:, : model.timing.decoded(2)]
+            theirs = _of_diffusers(target, model, video)
+            checks.append(_same("diffusers", _frames(model, params, video, theirs), theirs, target))
+    elif huggingface.is_one(target):
         packages = ("transformers", "torch")
         if all(importlib.util.find_spec(package) for package in packages):
             tokens = _tokens(model)
@@ -150,6 +155,24 @@ def _of_transformers(folder: Path, task: str, tokens: np.ndarray) -> Outputs:
     with torch.no_grad():
         logits = network.eval()(input_ids=torch.from_numpy(tokens.astype(np.int64))).logits
     return {"logits": logits.float().numpy()}
+
+
+def _of_diffusers(folder: Path, model: Any, video: np.ndarray) -> Outputs:
+    import diffusers
+    import torch
+
+    network = getattr(diffusers, model.diffusers_class).from_pretrained(folder)
+
+    def statistics(name: str) -> Any:
+        return torch.tensor(network.config[name]).reshape(1, -1, 1, 1, 1)
+
+    with torch.no_grad():
+        pixels = torch.from_numpy(2 * video - 1).permute(0, 4, 1, 2, 3)
+        mode = network.eval().encode(pixels).latent_dist.mode()
+        frames = (network.decode(mode).sample + 1) / 2
+    latents = (mode - statistics("latents_mean")) / statistics("latents_std")
+    outputs = {"latents": latents, "frames": frames}
+    return {name: x.permute(0, 2, 3, 4, 1).numpy() for name, x in outputs.items()}
 
 
 def _video(model: Any) -> np.ndarray:

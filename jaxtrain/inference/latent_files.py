@@ -352,5 +352,5 @@ def _check(model: "Autoencoder", source: LatentFile) -> None:
     if shape[0] == 0 or timing.decoded(shape[0]) < source.frames:
         raise InputError(
             f"{path} has {shape[0]} latents, too few for {source.frames} frames of "
-            f"{model.source} (model.trim={model.model.trim}): pass the model that encoded the video"
+            f"{model.source} ({timing.rule}): pass the model that encoded the video"
         )

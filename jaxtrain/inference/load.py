@@ -76,7 +76,7 @@ def load(source: Path, command: str, task: Task) -> TrainedModel:
     use_cache()
 
     def only_kind() -> str | None:
-        kinds = able(task)
+        kinds = [name for name, kind in from_file.configs() if kind.task == task and kind.guessable]
         return kinds[0] if len(kinds) == 1 else None
 
     def check(model: Any) -> None:

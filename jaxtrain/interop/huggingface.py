@@ -1,7 +1,8 @@
-"""Reads and writes transformers folders: config.json, model.safetensors and a tokenizer.
+"""Reads and writes folders of transformers and diffusers: config.json and .safetensors files.
 
 ``AutoModelForMaskedLM.from_pretrained`` or ``AutoModelForCausalLM.from_pretrained``, and
-``AutoTokenizer.from_pretrained``, load the folders of :func:`write`; theirs are read here.
+``AutoTokenizer.from_pretrained``, load the folders of :func:`write`, which have a tokenizer;
+diffusers' model class loads those of :func:`write_diffusers`. Theirs are read here.
 """
 
 import json
@@ -23,18 +24,22 @@ _SETTINGS_BYTES = 2**24  # the largest known have some 100 KB of labels
 ARRAYS = "model.safetensors"
 INDEX = ARRAYS + tensor_files.INDEX
 _PYTORCH = "pytorch_model.bin"
-_WRITTEN = {SETTINGS, CARD, ARRAYS, "tokenizer.json", *transformers_files.FILES}
+_DIFFUSERS = "diffusion_pytorch_model.safetensors"
+_KINDS = ("model_type", "_class_name")
+"""The entry of config.json that names the model, in transformers and in diffusers."""
+_WRITTEN = {SETTINGS, CARD, ARRAYS, _DIFFUSERS, "tokenizer.json", *transformers_files.FILES}
 _CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
 
 
 def is_one(path: Path) -> bool:
-    """Whether a path is a transformers folder; the config.json of a run directory is different."""
+    """Whether a path is a folder of a model; the config.json of a run directory is different."""
     if not (path / SETTINGS).is_file():
         return False
     try:
-        return "model_type" in atomic.read_json(path / SETTINGS, _SETTINGS_BYTES)
+        content = atomic.read_json(path / SETTINGS, _SETTINGS_BYTES)
     except (OSError, ValueError):
         return False
+    return any(kind in content for kind in _KINDS)
 
 
 def model(folder: Path) -> Any:
@@ -48,14 +53,17 @@ def model(folder: Path) -> Any:
         content = atomic.read_json(path, _SETTINGS_BYTES)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
-    kind = content.get("model_type")
+    entry = next((kind for kind in _KINDS if kind in content), _KINDS[0])
+    kind = content.get(entry)
     # The name is only compared with those of known models; it never selects a module to import.
-    known = {one.model_type: one for _, one in from_file.configs() if one.model_type}
+    known = {
+        name: one
+        for _, one in from_file.configs()
+        if (name := one.model_type if entry == _KINDS[0] else one.diffusers_class)
+    }
     if not isinstance(kind, str) or kind not in known:
         shown = errors.shown(kind)
-        raise InputError(
-            f"{path}: unknown model_type {shown}; use one of {', '.join(sorted(known))}"
-        )
+        raise InputError(f"{path}: unknown {entry} {shown}; use one of {', '.join(sorted(known))}")
     return known[kind].from_settings(content, str(path))
 
 
@@ -65,7 +73,7 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     Raises:
         InputError: there are none, or a file is damaged.
     """
-    paths = tensor_files.of_folder(folder, ARRAYS)
+    paths = tensor_files.of_folder(folder, ARRAYS) or tensor_files.of_folder(folder, _DIFFUSERS)
     if not paths and (folder / _PYTORCH).is_file():
         paths = [folder / _PYTORCH]
     if not paths:
@@ -158,6 +166,16 @@ def write(
         (folder / name).unlink(missing_ok=True)
     for name, content in (files | {SETTINGS: _json(settings)}).items():
         atomic.write_whole(folder / name, content)
+    return sum(tensor.size for tensor in tensors.values())
+
+
+def write_diffusers(folder: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
+    """Writes a model for diffusers, as :func:`write` does; returns the number of elements."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SETTINGS).unlink(missing_ok=True)
+    tensors = model.to_weights(params)
+    tensor_files.write(folder / _DIFFUSERS, tensors, {"format": "pt"})
+    atomic.write_whole(folder / SETTINGS, _json(model.to_settings()))
     return sum(tensor.size for tensor in tensors.values())
 
 

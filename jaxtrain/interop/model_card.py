@@ -78,13 +78,15 @@ def _text(
     kind = from_file.name_of(model)
     from huggingface_hub import ModelCardData  # takes half a second
 
-    architecture = model.to_settings()["architectures"][0] if is_folder else ""
+    settings = model.to_settings() if is_folder else {}
+    architecture = settings.get("architectures", [""])[0]
+    library = ("transformers" if architecture else "diffusers") if settings else "jaxtrain"
     task = next((task for end, task in _TASKS.items() if architecture.endswith(end)), "")
     data = run.get("data")
     paths = _paths(data.get("path") if isinstance(data, Mapping) else None)
     datasets = [dataset for path in paths if (dataset := _dataset(path))]
     head = ModelCardData(
-        library_name="transformers" if is_folder else "jaxtrain",
+        library_name=library,
         license=license_name,
         pipeline_tag=task or None,
         datasets=datasets or None,
@@ -142,6 +144,17 @@ def _usage(model: Any, architecture: str, task: str, repository: str | None) -> 
     ]
     if command:
         lines += ["```sh", f"python -m jaxtrain.main {command}", "```", ""]
+    if model.diffusers_class:
+        lines += [
+            "With diffusers, after a download of this folder:",
+            "",
+            "```python",
+            f"from diffusers import {model.diffusers_class}",
+            "",
+            f'model = {model.diffusers_class}.from_pretrained("{repository or source}")',
+            "```",
+            "",
+        ]
     if architecture:
         auto = "AutoModelForCausalLM" if task == "text-generation" else "AutoModelForMaskedLM"
         lines += [

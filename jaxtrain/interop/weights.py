@@ -217,13 +217,13 @@ def params_for(
 
 
 def check_settings(folder: Path, model: Any) -> None:
-    """Checks that a transformers folder is for a model, by its settings; reads no arrays.
+    """Checks that a folder is for a model, by its config.json; reads no arrays.
 
     Raises:
         InputError: another model, or settings that differ.
     """
     theirs = huggingface.model(folder)
-    if model.model_type != theirs.model_type:
+    if type(model) is not type(theirs):
         raise InputError(
             f"{folder} has the model {from_file.name_of(theirs)}, but this run's model is "
             f"{from_file.name_of(model)}: use a source with that model"

@@ -7,8 +7,9 @@ the package calls only the methods of these two classes, and never checks a mode
 - Required: ``build``, ``batch_spec`` and ``tiny`` of the config; ``loss`` and ``evaluate`` of the
   module.
 - With ``task``, what its commands call: see there.
-- ``weight_tables`` enables the commands ``export`` and ``import``; ``model_type``, with
-  ``to_settings`` and ``from_settings``, also for transformers folders.
+- ``weight_tables`` enables the commands ``export`` and ``import``; ``model_type`` or
+  ``diffusers_class``, with ``to_settings`` and ``from_settings``, also for folders of transformers
+  or diffusers.
 - All else has a default.
 
 
@@ -120,6 +121,10 @@ class ModelConfig(bounds.Section):
     ``{input}`` for an input file, and ``{out}`` for the folder of its output, with a slash."""
     model_type: ClassVar[str | None] = None
     """The model's name in the config.json of transformers; None if it has no such model."""
+    diffusers_class: ClassVar[str | None] = None
+    """The model's class in the config.json of diffusers; None if it has no such model."""
+    guessable: ClassVar[bool] = True
+    """Whether weights without a config may be this model's (:meth:`guess`)."""
     not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs (field, attribute with its effective value) that array shapes do not determine: a run
     starts and resumes only from parameters trained with the same values."""
@@ -203,7 +208,7 @@ class ModelConfig(bounds.Section):
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int] | None:
-        """Returns the shape of one example's latents, [L, h, w, C]; None if it has none."""
+        """Returns the shape of one example's latents, [L, h, w, C]; None if it learns from none."""
         return None
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
@@ -217,6 +222,11 @@ class ModelConfig(bounds.Section):
     def in_transformers(self) -> bool:
         """Returns whether transformers has this network."""
         return self.model_type is not None
+
+    @property
+    def has_folder(self) -> bool:
+        """Returns whether a folder for transformers or diffusers can be written."""
+        return self.in_transformers or self.diffusers_class is not None
 
     @property
     def has_weights(self) -> bool:
@@ -238,8 +248,9 @@ class ModelConfig(bounds.Section):
     @property
     def export_usage(self) -> str:
         """Returns the command that exports the model, in the form of ``usage``; "" if none does."""
-        if self.in_transformers:
-            return "export {run} {out}transformers --format hf"
+        if self.has_folder:
+            library = "transformers" if self.in_transformers else "diffusers"
+            return f"export {{run}} {{out}}{library} --format hf"
         return "export {run} {out}model.safetensors" if self.has_weights else ""
 
     def to_weights(self, params: Tensors) -> dict[str, np.ndarray]:
@@ -294,12 +305,15 @@ class ModelConfig(bounds.Section):
         return None
 
     def to_settings(self) -> dict[str, Any]:
-        """Returns the config.json of transformers (:mod:`jaxtrain.interop.huggingface`)."""
+        """Returns the config.json of transformers, or of diffusers.
+
+        :mod:`jaxtrain.interop.huggingface` writes it.
+        """
         raise NotImplementedError
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> Self:
-        """Reads a config.json of transformers.
+        """Reads a config.json of transformers, or of diffusers.
 
         Raises:
             InputError: it describes another network.

@@ -29,6 +29,7 @@ from flax import nnx
 from jax import lax
 
 from jaxtrain import errors
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models.weight_table import Layout, Row, WeightTable
 from jaxtrain.ops import convolution, layers, per_device
@@ -158,7 +159,7 @@ class Conv(nnx.Module):
                 padding=((0, 1), (0, 1)),
                 dimension_numbers=("NHWC", "HWIO", "NHWC"),
             )
-        return layers.add_shared(y_NHWC, bias).reshape(b, t, *y_NHWC.shape[1:])
+        return layers.add_shared(y_NHWC.reshape(b, t, *y_NHWC.shape[1:]), bias)
 
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Convolves each frame with those before it; zeros before the first."""
@@ -627,7 +628,7 @@ def read(
     settings = _settings(folder, what)
     _check_sizes(settings, sizes, decodes, what)
     found = {
-        name: _statistics(settings, name, sizes.latent_channels, what)
+        name: _statistics(settings, name, sizes.latent_channels, what).astype(np.float32)
         for name in ("latents_mean", "latents_std")
     }
     if not (found["latents_std"] > 0).all():
@@ -659,6 +660,62 @@ def _settings(folder: Path, what: str) -> Mapping[str, Any]:
     if kind != CLASS:
         raise InputError(f"{what} has the class {errors.shown(kind)}: pass a folder of {CLASS}")
     return settings
+
+
+def to_settings(
+    sizes: Architecture, mean: Sequence[float], deviation: Sequence[float]
+) -> dict[str, Any]:
+    """Returns the config.json of a network, and of the statistics of its latents."""
+    return {
+        "_class_name": CLASS,
+        "base_dim": sizes.width,
+        "decoder_base_dim": sizes.decoder_width,
+        "z_dim": sizes.latent_channels,
+        "dim_mult": list(_MULTIPLES),
+        "num_res_blocks": _BLOCKS,
+        "temperal_downsample": list(_TIME),
+        "attn_scales": [],
+        "dropout": 0.0,
+        "is_residual": sizes.residual,
+        "in_channels": 3 * sizes.patch_size**2,
+        "out_channels": 3 * sizes.patch_size**2,
+        "patch_size": sizes.patch_size if sizes.patch_size > 1 else None,
+        "scale_factor_temporal": TIME_FACTOR,
+        "scale_factor_spatial": sizes.space_factor,
+        "latents_mean": list(mean),
+        "latents_std": list(deviation),
+    }
+
+
+def from_settings(settings: Mapping[str, Any], what: str) -> tuple[Architecture, list[list[float]]]:
+    """Returns the sizes of the network of a config.json, and the statistics of its latents.
+
+    Args:
+        settings: the content of the file.
+        what: the file, for messages.
+
+    Raises:
+        InputError: it is another network, or an entry is missing.
+    """
+    version: Version = "wan2.2" if settings.get("is_residual") is True else "wan2.1"
+    usual = VERSIONS["wan2.1"]  # what diffusers uses for missing entries
+    base = settings.get("base_dim", usual.width)
+    given = {
+        "base_dim": base,
+        "decoder_base_dim": settings.get("decoder_base_dim") or base,
+        "z_dim": settings.get("z_dim", usual.latent_channels),
+    }
+    width, decoder_width, channels = (
+        bounds.entry(given, name, bounds.Bounds(least=1, most=4096), what) for name in given
+    )
+    sizes = dataclasses.replace(
+        VERSIONS[version], width=width, decoder_width=decoder_width, latent_channels=channels
+    )
+    _check_sizes(settings, sizes, True, what)
+    return sizes, [
+        _statistics(settings, name, channels, what).tolist()
+        for name in ("latents_mean", "latents_std")
+    ]
 
 
 def _check_sizes(
@@ -721,4 +778,4 @@ def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -
         or not all(isinstance(one, int | float) and math.isfinite(one) for one in values)
     ):
         raise InputError(f"{what}: {name} in its {SETTINGS} is not a list of {count} numbers")
-    return np.array(values, np.float32)
+    return np.array(values)

@@ -16,7 +16,7 @@ from jaxtrain.models import from_file
 from jaxtrain.ops import per_device
 from jaxtrain.training.state import ModelDefinition
 
-OWN = ("gpt", "llama", "mlm", "video_ae")
+OWN = ("gpt", "llama", "mlm", "video_ae", "wan_vae")
 """Models whose results are not checked at each start, which takes a second: tests do."""
 _RULES = "see jaxtrain/models/contract.py"
 

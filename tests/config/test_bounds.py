@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.models import gpt, llama, mlm, modern_bert, video_ae
+from jaxtrain.models import gpt, llama, mlm, modern_bert, video_ae, wan_vae
 
 MODELS: dict[str, Any] = {
     "gpt": gpt.Config.tiny(),
@@ -15,6 +15,7 @@ MODELS: dict[str, Any] = {
     "mlm": mlm.Config.tiny(),
     "modern_bert": modern_bert.Config.tiny(),
     "video_ae": video_ae.Config.tiny(),
+    "wan_vae": wan_vae.Config.tiny(),
 }
 SIZES = {
     "gpt": ("vocab_size", "sequence_length", "depth", "width", "heads", "kv_heads", "loss_piece"),
@@ -25,6 +26,7 @@ SIZES = {
     "mlm": ("vocab_size", "sequence_length", "hidden", "layers", "heads", "ff", "pad_id"),
     "modern_bert": ("hidden", "layers", "heads", "ff", "local_attention"),
     "video_ae": ("frames", "height", "width", "patch_size", "latent_channels", "encoder_width"),
+    "wan_vae": ("frames", "height", "latent_channels", "encoder_width", "decoder_width", "chunk"),
 }
 FLOATS = {
     "gpt": ("norm_eps",),
@@ -32,6 +34,7 @@ FLOATS = {
     "mlm": ("dropout", "attention_dropout", "mask_fraction"),
     "modern_bert": ("mask_fraction", "global_base", "local_base"),
     "video_ae": ("reconstruction_weight",),
+    "wan_vae": ("reconstruction_weight",),
 }
 
 

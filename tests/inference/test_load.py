@@ -15,7 +15,7 @@ from jaxtrain.storage import tensor_files
 def test_optional_methods_determine_what_a_model_can_do() -> None:
     assert load.able("generate") == ["gpt", "llama"]
     assert load.able("fill") == ["mlm", "modern_bert"]
-    assert load.able("reconstruct") == ["video_ae"]
+    assert load.able("reconstruct") == ["video_ae", "wan_vae"]
     assert load.able("generate", "fill") == ["gpt", "llama", "mlm", "modern_bert"]
 
 

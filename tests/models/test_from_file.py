@@ -14,7 +14,7 @@ from jaxtrain import config, main
 from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
-from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert, video_ae
+from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert, video_ae, wan_vae
 from jaxtrain.storage import tensor_files
 from jaxtrain.training.state import ModelDefinition
 
@@ -24,6 +24,7 @@ MODELS = {
     "mlm": mlm,
     "modern_bert": modern_bert,
     "video_ae": video_ae,
+    "wan_vae": wan_vae,
 }
 FULL = video_ae.Config(
     frames=12,

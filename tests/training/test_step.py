@@ -92,6 +92,7 @@ MODELS = {
     "mlm": (tiny("mlm_h200_8"), mlm_batch),
     "modern_bert": (tiny("ettin_150m_h100_8"), mlm_batch),
     "video_ae": (tiny("h100_16"), video_batch),
+    "wan_vae": (tiny("wan2_2_decoder_h100_8"), video_batch),
 }
 
 
@@ -111,7 +112,7 @@ LONG = [pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=LONG) if name == "video_ae" else name for name in MODELS]
+    "name", [pytest.param(name, marks=LONG) if name.endswith("ae") else name for name in MODELS]
 )
 def test_eight_devices_give_the_gradients_of_one(name: str) -> None:
     model, batch = example_of(name)

@@ -295,6 +295,13 @@ class Config(ReconstructionConfig):
             spec["latents"] = jax.ShapeDtypeStruct(latents, jnp.float32)
         return spec
 
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Returns the shape of a clip's latents, [L, h, w, C]."""
+        factor = self.space_factor
+        latents = self.timing.latent_frames(self.frames)
+        return latents, self.height // factor, self.width // factor, self.latent_channels
+
     def weight_tables(self) -> tuple[WeightTable, ...]:
         """Returns the names of the reference; the discriminator has none."""
         return (weights.table(wide=self.decoder == "super"),)

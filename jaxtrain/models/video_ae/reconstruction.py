@@ -176,13 +176,6 @@ class ReconstructionConfig(ModelConfig):
             "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
         }
 
-    @property
-    def latent_shape(self) -> tuple[int, int, int, int]:
-        """Returns the shape of a clip's latents, [L, h, w, C]."""
-        factor = self.space_factor
-        latents = self.timing.latent_frames(self.frames)
-        return latents, self.height // factor, self.width // factor, self.latent_channels
-
     def _nearest(self, size: int) -> int:
         """Returns the valid size nearest to `size`, at least 16."""
         factor = self.space_factor

@@ -95,7 +95,7 @@ class EncoderStream:
                 self._held.clear()
         self._waiting.append(frame_BHW3)
         self._last = frame_BHW3
-        if len(self._waiting) == timing.factor:
+        if len(self._waiting) == timing.group(self._groups):
             latent, self._memory = self._step(jnp.stack(self._waiting, axis=1), self._memory)
             self._waiting.clear()
             self._groups += 1

@@ -55,6 +55,15 @@ class Timing:
         return self.trim == "h3"
 
     @property
+    def rule(self) -> str:
+        """Returns the rule as a message states it."""
+        return f"model.trim={self.trim}"
+
+    def group(self, latent: int) -> int:
+        """Returns the number of frames of a latent, by its number in the video."""
+        return self.factor
+
+    @property
     def groups_per_chunk(self) -> int | None:
         """Returns the latents after which the encoder forgets; None if it never does."""
         return _H3_LATENTS if self.chunked else None

@@ -1,0 +1,166 @@
+"""Training Wan's autoencoders: chunks, freezing, devices, folders. tests/interop has diffusers."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import wan_weights
+from training import toy
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.interop import huggingface, weights
+from jaxtrain.models import wan_network, wan_vae
+from jaxtrain.models.video_ae import streaming
+from jaxtrain.training.state import ModelDefinition
+
+TINY = dataclasses.replace(wan_vae.Config.tiny(), freeze=("encoder",))
+OLD = dataclasses.replace(TINY, version="wan2.1", latent_channels=16)
+
+
+def video(frames: int, clips: int = 1) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (clips, frames, 32, 32, 3), np.uint8)
+
+
+def batch(clips: int, frames: int = 5) -> dict[str, Any]:
+    return {
+        "video": video(frames, clips),
+        "augment": np.tile(np.float32([1, 1, 1, 0, 0]), (clips, 1)),
+        "weight": np.ones(clips, np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def made() -> Any:
+    """Definition and parameters; those that start as zeros have other values."""
+    definition = ModelDefinition(TINY.build)
+    return definition, toy.stirred(definition.init(jax.random.key(0))[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"frames": 12}, r"^model.frames=12: use 4 n \+ 1 frames; the nearest is 13$"),
+        ({"height": 40}, r"^model.height=40 and model.width=32 must be multiples of 16"),
+        ({"latents_std": (1.0,)}, r"^model.latents_std has 1 numbers, but model.latent_channels=4"),
+        (
+            {"latents_std": (1.0, 1.0, 0.0, 1.0)},
+            r"^model.latents_std=.*: use a number above 0, or",
+        ),
+        ({"latents_mean": (1.0, "a", 0.0, 1.0)}, r"^model.latents_mean=.*: use a number"),
+    ],
+)
+def test_wrong_fields_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+def test_statistics_are_the_published_ones_if_the_channels_are() -> None:
+    assert OLD.mean == wan_vae.PUBLISHED["wan2.1"][0]
+    assert (TINY.mean, TINY.deviation) == ((0.0,) * 4, (1.0,) * 4)
+    full = config.named("wan2_2_decoder_h100_8").model
+    assert full.sizes == wan_network.VERSIONS["wan2.2"]
+    assert (full.mean, full.deviation) == wan_vae.PUBLISHED["wan2.2"]
+
+
+@pytest.mark.slow
+def test_chunks_and_rematerialization_change_no_gradient(made: Any) -> None:
+    _, params = made
+    found = []
+    for remat, chunk in (("none", None), ("chunk", 1)):
+        model = dataclasses.replace(TINY, frames=9, remat=remat, chunk=chunk)
+        definition = ModelDefinition(model.build, model.freeze)
+        fixed = {name: params[name] for name in definition.frozen}
+
+        def loss(trained: Any, definition: Any = definition, fixed: Any = fixed) -> Any:
+            module = definition.module(trained | fixed, {})
+            total, _, _ = module.loss(batch(1, 9), jax.random.split(jax.random.key(0), 1))
+            return total
+
+        found.append(jax.jit(jax.value_and_grad(loss))(definition.trained(params)))
+    (one, grads), (other, others) = found
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    for name, grad in grads.items():
+        atol = 1e-4 * np.abs(grad).max()
+        np.testing.assert_allclose(grad, others[name], rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_stream_has_the_latents_and_frames_of_the_clip(made: Any) -> None:
+    """Of 6 frames: the last is repeated to 9, which are 3 latents."""
+    definition, params = made
+    module = definition.module(params, {})
+    clip = jnp.asarray(video(6), jnp.float32) / 255
+    latents = jax.jit(type(module).encode)(module, clip)
+    frames = jax.jit(type(module).decode)(module, latents)
+    assert (latents.shape, frames.shape) == ((1, 3, 2, 2, 4), (1, 9, 32, 32, 3))
+    encoder, decoder = streaming.EncoderStream(module), streaming.DecoderStream(module)
+    given = [encoder.push(clip[:, number]) for number in range(6)]
+    assert [latent is not None for latent in given] == [True, *[False] * 3, True, False]
+    made_latents = [latent for latent in (*given, encoder.flush()) if latent is not None]
+    np.testing.assert_allclose(jnp.stack(made_latents, 1), latents, atol=1e-4)
+    parts = jnp.concatenate([decoder.push(latent) for latent in made_latents], axis=1)
+    np.testing.assert_allclose(parts, frames, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [2, pytest.param(50, marks=pytest.mark.long)])
+def test_four_devices_train_as_one_and_keep_every_bit_of_the_encoder(steps: int) -> None:
+    found = []
+    for fsdp in (1, 4):
+        stepper = toy.stepper(
+            dataclasses.replace(TINY, remat="block"), fsdp=fsdp, shard="optimizer", batch_size=4
+        )
+        before = stepper.params()
+        losses = [stepper(batch(4))["loss"] for _ in range(steps)]
+        after = stepper.params()
+        for name, array in before.items():
+            same = array.tobytes() == after[name].tobytes()
+            assert same == name.startswith("encoder."), name
+        found.append((losses, after))
+    (losses, params), (others, other_params) = found
+    np.testing.assert_allclose(losses, others, rtol=1e-4)
+    if steps == 2:  # later, tiny differences of gradients near 0 have moved parameters apart
+        for name, array in params.items():
+            atol = 0.02 * toy.OPTIM.peak_lr
+            np.testing.assert_allclose(array, other_params[name], rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = wan_weights.NARROW["wan2.2"]
+    return wan_weights.write(tmp_path_factory.mktemp("wan") / "vae", sizes)
+
+
+def test_a_folder_is_read_and_written_as_it_was(folder: Path, tmp_path: Path) -> None:
+    loaded = weights.load(folder)
+    assert loaded.model.latents_mean == (-0.2, -0.033, 0.133, 0.3)
+    huggingface.write_diffusers(tmp_path / "vae", loaded.model, loaded.params)
+    again = weights.load(tmp_path / "vae")
+    assert again.model == loaded.model
+    for name, array in loaded.params.items():
+        np.testing.assert_array_equal(array, again.params[name], err_msg=name)
+
+
+def test_a_run_starts_only_from_a_folder_of_its_network(folder: Path, tmp_path: Path) -> None:
+    fits = dataclasses.replace(weights.load(folder).model, frames=9, height=64, width=64)
+    expected = ModelDefinition(fits.build).params
+    params, _ = weights.params_for(folder, fits, expected)
+    assert params.keys() == expected.keys()
+    with pytest.raises(InputError, match=r"with model.latents_mean=\(-0.2, -0.033, 0.133, 0.3\)"):
+        weights.params_for(folder, dataclasses.replace(fits, latents_mean=None), expected)
+    wide = dataclasses.replace(fits, decoder_width=16)
+    with pytest.raises(InputError, match=r"misshapen: decoder.* set by --model.version"):
+        weights.params_for(folder, wide, ModelDefinition(wide.build).params)
+    (tmp_path / "other").mkdir()
+    settings = json.loads((folder / "config.json").read_text()) | {"_class_name": "AutoencoderKL"}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=r"unknown _class_name 'AutoencoderKL'; use one of Autoen"):
+        weights.load(tmp_path / "other")
+    with pytest.raises(InputError, match=r"pass the folder that has them together with their conf"):
+        wan_vae.Config.guess({}, "x")
