@@ -256,7 +256,7 @@ class Config(ReconstructionConfig):
     @classmethod
     def tiny(cls) -> "Config":
         """Returns a narrow network for 5 frames of 32x32 pixels, all of which is trained."""
-        narrow = {"latent_channels": 4, "encoder_width": 8, "decoder_width": 8}
+        narrow: dict[str, Any] = {"latent_channels": 4, "encoder_width": 8, "decoder_width": 8}
         return cls(frames=5, height=32, width=32, chunk=None, freeze=(), **narrow)
 
 
