@@ -1,4 +1,4 @@
-"""Wan 2.2's decoder, fine-tuned on your clips at 17x480x704 on one H100 (80 GB).
+"""Wan 2.2's decoder, fine-tuned on your clips at 17x480x768 on one H100 (80 GB).
 
 Differs from `wan2_2_decoder_h100_8` in 16 microbatches that make up for seven fewer GPUs.
 

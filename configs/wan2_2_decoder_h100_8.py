@@ -1,4 +1,4 @@
-"""Wan 2.2's decoder, fine-tuned on your clips at 17x480x704 on one node of 8 H100 (80 GB).
+"""Wan 2.2's decoder, fine-tuned on your clips at 17x480x768 on one node of 8 H100 (80 GB).
 
 Starts from the published weights. The encoder stays as it is, so diffusion models that make its
 latents keep working. Parameters and optimizer state: the optimizer state is sharded over the GPUs.
@@ -17,7 +17,7 @@ from jaxtrain.models import wan_vae
 run = config.Run(
     seed=42,
     precision="bfloat16",
-    model=wan_vae.Config(frames=17, height=480, width=704, remat="block"),
+    model=wan_vae.Config(frames=17, height=480, width=768, remat="block"),
     data=video.Config(
         batch_size=32,  # 2 clips x 8 GPUs x 2 microbatches
         prefetch=2,
