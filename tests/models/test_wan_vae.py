@@ -122,15 +122,9 @@ def test_four_devices_train_as_one_and_keep_every_bit_of_the_encoder(steps: int)
         for name, array in before.items():
             same = array.tobytes() == after[name].tobytes()
             assert same == name.startswith("encoder."), name
-        found.append((losses, after))
-    (losses, params), (others, other_params) = found
-    np.testing.assert_allclose(losses, others, rtol=1e-4)
-    if steps == 2:  # later, tiny differences of gradients near 0 have moved parameters apart
-        for name, array in params.items():
-            if name.endswith("to_qkv.bias"):  # softmax ignores that of keys: its gradient is noise
-                continue
-            atol = 0.02 * toy.OPTIM.peak_lr
-            np.testing.assert_allclose(array, other_params[name], rtol=0, atol=atol, err_msg=name)
+        found.append(losses)
+    # The second loss is after an update. tests/training/test_step.py compares the gradients.
+    np.testing.assert_allclose(*found, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
