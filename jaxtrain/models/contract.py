@@ -305,10 +305,7 @@ class ModelConfig(bounds.Section):
         return None
 
     def to_settings(self) -> dict[str, Any]:
-        """Returns the config.json of transformers, or of diffusers.
-
-        :mod:`jaxtrain.interop.huggingface` writes it.
-        """
+        """Returns the config.json of transformers or diffusers (jaxtrain.interop.huggingface)."""
         raise NotImplementedError
 
     @classmethod
