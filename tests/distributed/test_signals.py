@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -43,26 +43,29 @@ def test_a_signal_ends_a_run_with_nothing_to_save(
 
 
 @pytest.fixture
-def signal_in_a_collection() -> Iterator[None]:
-    """Sends Ctrl-C during the next garbage collection; jax, too, has a callback there."""
-    left = [signal.SIGINT]
+def interrupt_collection() -> Iterator[Callable[[], None]]:
+    """Yields what sends Ctrl-C during the next garbage collection; jax has a callback there, too.
+
+    To be called when handlers are installed: any line of Python may begin a collection.
+    """
+    left: list[signal.Signals] = []
 
     def callback(phase: str, info: dict[str, int]) -> None:
         if left:
             send(left.pop())
 
     gc.callbacks.append(callback)
-    yield
+    yield lambda: left.append(signal.SIGINT)
     gc.callbacks.remove(callback)
 
 
-@pytest.mark.usefixtures("signal_in_a_collection")
 def test_a_stop_during_a_garbage_collection_is_not_lost(
-    capfd: pytest.CaptureFixture[str],
+    interrupt_collection: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Python drops what a handler raises there."""
 
     def collect() -> None:
+        interrupt_collection()
         gc.collect()
         time.sleep(5)
 
@@ -72,9 +75,11 @@ def test_a_stop_during_a_garbage_collection_is_not_lost(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("signal_in_a_collection")
-def test_a_dropped_stop_waits_if_there_are_steps_to_save() -> None:
+def test_a_dropped_stop_waits_if_there_are_steps_to_save(
+    interrupt_collection: Callable[[], None],
+) -> None:
     with StopSignals() as signals:
+        interrupt_collection()
         gc.collect()
         signals.hold()
         deadline = time.monotonic() + 20
