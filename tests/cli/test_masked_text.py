@@ -316,7 +316,7 @@ def test_commands(
         (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: pass a text file"),
         (["evaluate", "FOLDER", "--data", "EMPTY"], "the text has no tokens"),
         (["fill", "FILE", "[MASK]"], "is a weights file, which has no tokenizer: pass the"),
-        (["export", "FILE", "out", "--format", "hf"], "is a weights file, which has no tokenizer"),
+        (["export", "FILE", "out", "--format", "hf"], "has no model config: convert it with"),
         (
             ["export", "FOLDER", "FULL", "--format", "hf"],
             "has other files, such as empty.txt: choose a new folder",

@@ -54,6 +54,7 @@ def _main(*arguments: Any) -> int:
     return main.main([str(argument) for argument in arguments])
 
 
+@pytest.mark.long
 def test_clips_then_latents_then_training(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +125,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("prepare", "latents", "--teacher", "x"), "--config is missing"),
         (
             ("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"),
-            "is not a video autoencoder",
+            "--config demo_mlm has a model that learns from no latents: use",
         ),
         (("prepare", "latents", "--config", "demo", "--teacher", "x"), "x: no such file"),
         (
