@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,15 +92,14 @@ def _matches(words: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
 
 
 _ALL = _matches(BANNED)
-_ANY = re.compile("|".join(pattern.pattern for pattern, _ in _ALL), re.IGNORECASE)
 
 
-def banned(text: str) -> Iterator[tuple[int, str, str]]:
+def banned(
+    text: str, words: Sequence[tuple[re.Pattern[str], str]] = _ALL
+) -> Iterator[tuple[int, str, str]]:
     """Yields the line within ``text``, the word, and its replacement, for words outside of code."""
     prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
-    if not _ANY.search(prose):
-        return
-    for pattern, instead in _ALL:
+    for pattern, instead in words:
         for match in pattern.finditer(prose):
             yield prose.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead
 
@@ -175,13 +174,13 @@ def files(checkout: Path) -> list[Path]:
     ]
 
 
-def found(paths: list[Path]) -> list[str]:
+def found(paths: list[Path], words: Sequence[tuple[re.Pattern[str], str]] = _ALL) -> list[str]:
     return [
         f"{path}:{text.line + line - 1}: {word!r}: {instead}"
         for path in paths
         if path.exists()
         for text in texts(path)
-        for line, word, instead in banned(text.text)
+        for line, word, instead in banned(text.text, words)
     ]
 
 
@@ -244,5 +243,5 @@ if __name__ == "__main__":
         for path in everything
         if any(path == one.resolve() or one.resolve() in path.parents for one in chosen)
     ]
-    print("banned", *found(wanted, BANNED), sep="\n")
-    print("doubtful", *found(wanted, DOUBTFUL), sep="\n")
+    print("banned", *found(wanted), sep="\n")
+    print("doubtful", *found(wanted, _matches(DOUBTFUL)), sep="\n")
