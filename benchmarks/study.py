@@ -1,0 +1,93 @@
+"""Answers the questions of a study with `jaxtrain compare`, and keeps the answers.
+
+    python benchmarks/study.py language --folder output/study --data.path BOOKS --data.val_path BOOK
+
+``benchmarks/studies/NAME/questions.toml`` has the questions: what is asked, side a, and side b or
+the change, as `compare` takes them. After each, the answer is written to ``answers.json`` beside
+it, with the command; a question with an answer is not asked again. To continue after a stop,
+repeat the command: all comparisons share the runs in ``FOLDER/runs``.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+STUDIES = Path(__file__).resolve().parent / "studies"
+ANSWERS = "answers.json"
+
+
+def main() -> int:
+    """Asks each open question."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "name", choices=sorted(path.parent.name for path in STUDIES.glob("*/*.toml"))
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="of runs and reports")
+    parser.add_argument("--only", default="", help="questions that contain this text")
+    flags, fields = parser.parse_known_args()
+    # Ctrl-C is for `compare`, which stops its runs, so that they resume later.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    study = STUDIES / flags.name
+    questions = tomllib.loads((study / "questions.toml").read_text())
+    answers = json.loads((study / ANSWERS).read_text()) if (study / ANSWERS).exists() else {}
+    for name, question in questions.items():
+        if name in answers or flags.only not in name:
+            continue
+        command = _command(question)
+        print(f"\n{name}: {shlex.join(command)}", flush=True)
+        folder = flags.folder.absolute() / re.sub(r"\W+", "-", name)
+        places = ["--runs", str(folder.parent / "runs"), "--output-dir", str(folder)]
+        ran = subprocess.run(
+            [sys.executable, "-m", "jaxtrain.main", *command, *fields, *places],
+            cwd=study,
+            check=False,
+        )
+        if ran.returncode:
+            return ran.returncode
+        answers[name] = _answer(
+            shlex.join(command), json.loads((folder / "compare.json").read_text())
+        )
+        (study / ANSWERS).write_text(json.dumps(answers, indent=1) + "\n")
+    return 0
+
+
+def _command(question: dict[str, Any]) -> list[str]:
+    sides = [question["a"], *([question["b"]] if "b" in question else [])]
+    changes = ["--change", question["change"]] if "change" in question else []
+    return [
+        "compare",
+        *sides,
+        *changes,
+        "--at",
+        question.get("at", "steps"),
+        *question.get("flags", []),
+    ]
+
+
+def _answer(command: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a reader needs of a ``compare.json``."""
+    commit = ["git", "-C", str(STUDIES), "rev-parse", "--short=8", "HEAD"]
+    kept = ("when", "verdict", "metric", "better", "difference", "steps", "seconds", "pairs_needed")
+    return {
+        "command": f"jaxtrain {command}",
+        "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
+        "cores": os.cpu_count(),
+        **{name: found[name] for name in kept},
+        "pairs": [{name: pair[name] for name in ("seed", "a", "b")} for pair in found["pairs"]],
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
