@@ -38,7 +38,7 @@ class DataConfig(bounds.Section):
             say: prints a line.
 
         Raises:
-            InputError: there is no usable data.
+            InputError: none of the data can be used.
         """
         raise NotImplementedError
 

@@ -6,7 +6,7 @@ layer, after the embedding, and at the end; GeGLU; rotary positions; and no bias
 output layer. Every third layer attends globally, the others to the tokens nearby, so most of the
 cost is linear in the length. Parameters map one to one to transformers' `ModernBertForMaskedLM`.
 
-There is no dropout: transformers' defaults, which are those of the published models, have none.
+The network has no dropout, like the published models.
 
 Shapes: B sequences, S tokens, D hidden width, F feed-forward width, N heads, K head width, I half
 of K, C blocks of L queries, which attend to T keys.
