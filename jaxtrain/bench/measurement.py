@@ -305,7 +305,7 @@ def _waited_share(waits: list[float], times: timing.Times) -> float:
 
 def _save(session: _Session) -> Rows:
     """Measures the second of two saves: the first also starts Orbax."""
-    state = saved_part(session.state, session.built.definition.constants)
+    state = saved_part(session.state, session.built.definition.file_weights)
     meta = save_policy.describe(session.built.run, "bench").to_dict()
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = saver.CheckpointSaver(Path(folder), 1, _silent)

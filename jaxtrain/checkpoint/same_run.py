@@ -67,7 +67,7 @@ def check_same_run(
     from_file.check_not_in_weights(model, old["model"], source)
 
 
-def check_constants(source: str, saved: Mapping[str, str], of_files: Mapping[str, str]) -> None:
+def check_file_weights(source: str, saved: Mapping[str, str], of_files: Mapping[str, str]) -> None:
     """Checks the weights that a model reads from files and does not train.
 
     Args:

@@ -41,7 +41,7 @@ def inputs(subject: Subject) -> Iterator[Finding]:
         return
     if run.model.init_from is not None and not subject.resumes:
         yield ok(_initial_weights(subject))
-    if read := run.model.constants():
+    if read := run.model.file_weights():
         yield ok(f"the weights of the losses are present: {len(read)} arrays")
 
 

@@ -574,13 +574,13 @@ class CausalModel(Model):
         """Computes `loss` and `accuracy` over targets, and `bits_per_byte` of their text."""
         return chunked_loss.evaluation_sums(self.predict(batch), batch)
 
-    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+    def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
         """Counts the targets."""
         size = self.parts()[0].table.shape[0]
         return token_frequencies.counts(batch["targets"], chunked_loss.target_weights(batch), size)
 
     @staticmethod
-    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def baseline(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Returns the `loss` of the tokens' frequencies."""
         return {"loss": token_frequencies.loss_of_frequencies(sums["counts"])}
 

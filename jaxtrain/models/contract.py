@@ -187,8 +187,8 @@ class ModelConfig(bounds.Section):
         """
         return {}
 
-    def constants(self) -> dict[str, np.ndarray]:
-        """Reads the values of all variables of the type :class:`jaxtrain.ops.layers.Frozen`.
+    def file_weights(self) -> dict[str, np.ndarray]:
+        """Reads the values of all variables of the type :class:`jaxtrain.ops.layers.FromFile`.
 
         They are read from files when a run starts or resumes. Checkpoints contain only their
         checksums, and a resumed run needs files with the same values.
@@ -350,19 +350,19 @@ class Model(nnx.Module):
         """Computes metrics from the means of ``evaluate`` over all examples, such as perplexity."""
         return {}
 
-    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
-        """Computes what :meth:`constant` needs of a batch, as sums over its examples.
+    def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
+        """Computes what :meth:`baseline` needs of a batch, as sums over its examples.
 
         Independent of the parameters. {} if no answer that ignores the input is worth a comparison.
         """
         return {}
 
     @staticmethod
-    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def baseline(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Returns metrics of the best answer that ignores the input; a run that stays worse warns.
 
         Args:
-            sums: of :meth:`constant_sums` over all examples.
+            sums: of :meth:`baseline_sums` over all examples.
         """
         return {}
 

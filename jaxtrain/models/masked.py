@@ -256,13 +256,13 @@ class MaskedModel(Model):
         total, weight, metrics = self._loss(batch, None)
         return {"loss": (total, weight), **metrics}
 
-    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+    def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
         """Counts the targets."""
         weight_BM = batch["target_weights"] * batch["weight"][:, None]
         return token_frequencies.counts(batch["targets"], weight_BM, self.vocab_size)
 
     @staticmethod
-    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def baseline(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Returns the `loss` of the tokens' frequencies."""
         return {"loss": token_frequencies.loss_of_frequencies(sums["counts"])}
 

@@ -34,7 +34,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models.weight_table import Layout, Row, WeightTable
 from jaxtrain.ops import convolution, layers, per_device
 from jaxtrain.ops.init import uniform_init
-from jaxtrain.ops.layers import Frozen, Remat, einsum_float32
+from jaxtrain.ops.layers import FromFile, Remat, einsum_float32
 from jaxtrain.storage import atomic, tensor_files
 
 CLASS = "AutoencoderKLWan"
@@ -104,18 +104,18 @@ def encoded_frames(frames: int) -> int:
     return 1 + TIME_FACTOR * (latent_frames(frames) - 1)
 
 
-def _frozen(*shape: int, theirs: tuple[int, ...] | None) -> Frozen | nnx.Param[jax.Array]:
+def _frozen(*shape: int, theirs: tuple[int, ...] | None) -> FromFile | nnx.Param[jax.Array]:
     """Returns zeros; `theirs` is the shape in diffusers, or None for no array of a weights file.
 
     :func:`start` makes a parameter of it.
     """
-    return Frozen(jnp.zeros(shape), theirs=theirs)
+    return FromFile(jnp.zeros(shape), theirs=theirs)
 
 
 def _read(weight: nnx.Variable[jax.Array], dtype: jnp.dtype) -> jax.Array:
     """Casts before the gather, so that the devices communicate the smaller dtype."""
     value = weight[...].astype(dtype)
-    return per_device.gathered(value) if isinstance(weight, Frozen) else value
+    return per_device.gathered(value) if isinstance(weight, FromFile) else value
 
 
 class Conv(nnx.Module):
@@ -449,7 +449,7 @@ class WanVae(nnx.Module):
         self.encoder = Encoder(sizes)
         self.decoder = Decoder(sizes) if decodes else None
         self.latents_mean = _frozen(sizes.latent_channels, theirs=None)
-        self.latents_std = Frozen(jnp.ones(sizes.latent_channels), theirs=None)
+        self.latents_std = FromFile(jnp.ones(sizes.latent_channels), theirs=None)
 
     def encode(
         self, video_BTHW3: jax.Array, dtype: jnp.dtype, *, chunk: int | None = None
@@ -586,7 +586,7 @@ def table(sizes: Architecture, *, decodes: bool) -> tuple[WeightTable, dict[str,
     """Returns the names in diffusers, and the shapes of our arrays by dotted path."""
     module = nnx.eval_shape(lambda: WanVae(sizes, decodes=decodes))
     rows, shapes = [], {}
-    for path, leaf in nnx.to_flat_state(nnx.state(module, Frozen)):
+    for path, leaf in nnx.to_flat_state(nnx.state(module, FromFile)):
         if (theirs := leaf.get_metadata()["theirs"]) is not None:
             ours = ".".join(map(str, path))
             name = ours.replace(".kernel", ".weight").replace(".resample.", ".resample.1.")

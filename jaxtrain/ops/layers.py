@@ -28,8 +28,8 @@ GATHERED = "gathered_param"
 """Name (`jax.ad_checkpoint.checkpoint_name`) of a parameter that was gathered from its shards."""
 
 
-class Frozen(nnx.Variable[jax.Array]):
-    """A weight that is read from a file, not trained, and not saved (``Config.constants``)."""
+class FromFile(nnx.Variable[jax.Array]):
+    """A weight read from a file, not trained, and not saved (`ModelConfig.file_weights`)."""
 
 
 class PerExample:

@@ -67,7 +67,7 @@ class CompiledStep:
             (``loop.replay_every``); 0 without one.
         largest: temporaries; None in an estimate.
         elements: number of parameters.
-        constants: number of weights that are read from files and not trained.
+        file_weights: number of weights that are read from files and not trained.
         frozen: number of parameters that ``model.freeze`` names.
         checkpoint: bytes of the state that a checkpoint stores.
         samples: "image" and "clip" -> pixels per validation.
@@ -86,7 +86,7 @@ class CompiledStep:
     second_state: int
     largest: tuple[Temporary, ...] | None
     elements: int
-    constants: int
+    file_weights: int
     frozen: int
     checkpoint: int
     samples: Mapping[str, int]
@@ -157,7 +157,9 @@ def compile_step(
         second_state=bytes_per_device(target) if replays else 0,
         largest=None if gpu is None else largest(Path(dump), compiled.as_text() or "", _LARGEST),
         elements=parameter_count(definition.params),
-        constants=parameter_count({name: definition.extras[name] for name in definition.constants}),
+        file_weights=parameter_count(
+            {name: definition.extras[name] for name in definition.file_weights}
+        ),
         frozen=parameter_count(definition.params) - parameter_count(trained),
         checkpoint=total_bytes(built.saved),
         samples=samples,

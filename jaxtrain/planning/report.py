@@ -72,8 +72,8 @@ def _heading(plan: Plan) -> str:
     parameters = f"{step.elements:,} parameters"
     if step.frozen:
         parameters += f", of which {step.frozen:,} are frozen"
-    if step.constants:
-        parameters += f", and {step.constants:,} weights of a teacher or of LPIPS"
+    if step.file_weights:
+        parameters += f", and {step.file_weights:,} weights of a teacher or of LPIPS"
     lines = [
         f"{plan.config} on {step.cost.devices} x {plan.card.name} ({nodes}), jax {step.jax}",
         _wrapped("; ".join([verdict(plan), *bound, *_cost(plan)])),

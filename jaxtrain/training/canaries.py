@@ -92,7 +92,7 @@ class Canaries:
             return f"{_some(broken)} became NaN/Inf, so nothing more can be learned"
         marks = {name: mark for name, (mark, _) in now.items()}
         end = self._unchanged(done, marks)
-        self._worse_than_constant(done, validation)
+        self._worse_than_baseline(done, validation)
         self._average(done, validation)
         if self._last is not None and self._last[0] < done and self._last[2] == validation.values:
             self._warn(
@@ -134,16 +134,16 @@ class Canaries:
             )
         return ""
 
-    def _worse_than_constant(self, done: int, validation: Validation) -> None:
+    def _worse_than_baseline(self, done: int, validation: Validation) -> None:
         if done < self._grace_ends:
             return
-        for name, constant in validation.constant.items():
+        for name, baseline in validation.baseline.items():
             value = validation.values[name]
             better = metrics.describe(name, metrics.table(metrics.added_by(self._run.model))).better
-            if (value < constant) if better == "max" else (value > constant):
+            if (value < baseline) if better == "max" else (value > baseline):
                 self._warn(
                     "constant",
-                    f"{name} is {value:.4g} after {done} steps: worse than {constant:.4g}, the "
+                    f"{name} is {value:.4g} after {done} steps: worse than {baseline:.4g}, the "
                     "value of the best answer that ignores the input. This run has learned nothing "
                     "yet: check its data, rate, and losses",
                 )
@@ -163,15 +163,15 @@ class Canaries:
             )
 
     def _stuck_at_frequencies(self, done: int, validation: Validation) -> str:
-        constant = validation.constant.get("val/loss")
-        if self._run.model.task != "fill" or constant is None or done <= self._stuck_after:
+        baseline = validation.baseline.get("val/loss")
+        if self._run.model.task != "fill" or baseline is None or done <= self._stuck_after:
             return ""
-        close = validation.values["val/loss"] > (1 - _STUCK_WITHIN) * constant
+        close = validation.values["val/loss"] > (1 - _STUCK_WITHIN) * baseline
         self._stuck = self._stuck + 1 if close else 0
         if self._stuck < _STUCK_VALIDATIONS:
             return ""
         return (
-            f"val/loss has stayed at {constant:.4g}, that of the tokens' frequencies, for "
+            f"val/loss has stayed at {baseline:.4g}, that of the tokens' frequencies, for "
             f"{self._stuck} validations: this masked LM does not learn; lower --optim.peak_lr, or "
             "raise --optim.warmup_steps"
         )

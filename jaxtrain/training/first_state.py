@@ -55,10 +55,10 @@ def first_state(
         say: prints a line.
         shown: the checkpoint as it is printed.
     """
-    constants = _constants(setup)
-    meta.constants = checksums(constants)
+    file_weights = _file_weights(setup)
+    meta.file_weights = checksums(file_weights)
     if start_from is None:
-        return _first_values(setup, init_from, constants, say)
+        return _first_values(setup, init_from, file_weights, say)
     saved = pointer.read_meta(start_from)
     same_run.check_same_run(
         shown,
@@ -69,10 +69,10 @@ def first_state(
         versions=meta.versions,
         say=say,
     )
-    same_run.check_constants(shown, saved["constants"], meta.constants)
+    same_run.check_file_weights(shown, saved["file_weights"], meta.file_weights)
     state = restore(start_from, setup.saved, verified=True)
     everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
-    state = with_values(everything, {}, constants)
+    state = with_values(everything, {}, file_weights)
     done = Position.of_checkpoint(saved).done
     say(
         f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
@@ -163,14 +163,14 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
 
 
 def _first_values(
-    setup: StepSetup, init_from: str | None, constants: Mapping[str, np.ndarray], say: Say
+    setup: StepSetup, init_from: str | None, file_weights: Mapping[str, np.ndarray], say: Say
 ) -> State:
     """Returns a new state, with the values that the model loads from files.
 
     Args:
         setup: of the step.
         init_from: local path of the initial parameters, if any.
-        constants: from :func:`_constants`.
+        file_weights: from :func:`_file_weights`.
         say: prints notes on the parameters.
 
     Raises:
@@ -186,23 +186,25 @@ def _first_values(
             f"warning: model.freeze={' '.join(setup.run.model.freeze)} without model.init_from: "
             "the frozen parameters keep the values of a new model; set --model.init_from"
         )
-    return with_values(setup.fresh_state(), params, constants)
+    return with_values(setup.fresh_state(), params, file_weights)
 
 
-def _constants(setup: StepSetup) -> dict[str, np.ndarray]:
+def _file_weights(setup: StepSetup) -> dict[str, np.ndarray]:
     """Reads the values that the model loads from files.
 
     Raises:
         InputError: the files do not fit, or the processes have different ones.
     """
     model = setup.run.model
-    constants: dict[str, np.ndarray] = model.constants()
-    if constants.keys() != setup.definition.constants:
-        raise TypeError(f"{type(model)}.constants must return all variables of the type Frozen")
-    if constants:
+    file_weights: dict[str, np.ndarray] = model.file_weights()
+    if file_weights.keys() != setup.definition.file_weights:
+        raise TypeError(
+            f"{type(model)}.file_weights must return all variables of the type FromFile"
+        )
+    if file_weights:
         process_group.check_same(
             "weights of the losses",
-            str(checksums(constants)),
+            str(checksums(file_weights)),
             "give every process the same files",
         )
-    return constants
+    return file_weights

@@ -77,10 +77,10 @@ class Rollback:
         path = self._directory / pointer.name_of(pointer.CHECKPOINTS, back_to)
         if self._mirror is not None:
             self._mirror.fetch(path)
-        constants = {
+        file_weights = {
             name: array for name, array in state.extras.items() if name not in self._target.extras
         }
-        for array in jax.tree.leaves(saved_part(state, constants)):
+        for array in jax.tree.leaves(saved_part(state, file_weights)):
             array.delete()
         restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
@@ -89,7 +89,7 @@ class Rollback:
             restored,
             examples_seen=placed,
             guard=guarding,
-            extras=constants | restored.extras,
+            extras=file_weights | restored.extras,
         )
         position = Position.of_checkpoint(pointer.read_meta(path))
         self._rewound(position)

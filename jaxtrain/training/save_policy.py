@@ -35,7 +35,7 @@ class RunMeta:
         fingerprint: of the training data.
         config: every field.
         versions: of jaxtrain and its dependencies.
-        constants: part of the model -> SHA-256 of the values that it reads from files, which
+        file_weights: part of the model -> SHA-256 of the values that it reads from files, which
             checkpoints lack.
         model_file: the file of the model's class, if it is not part of jaxtrain: for messages.
     """
@@ -43,7 +43,7 @@ class RunMeta:
     fingerprint: str
     config: dict[str, Any]
     versions: dict[str, Any]
-    constants: dict[str, str] = dataclasses.field(default_factory=dict)
+    file_weights: dict[str, str] = dataclasses.field(default_factory=dict)
     model_file: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class SavePolicy:
         run_progress: the validations of the run, which this updates.
         say: prints a line when a save fails.
         saved: called each time a checkpoint is complete.
-        constants: extras that are not saved.
+        file_weights: extras that are not saved.
 
     Attributes:
         run_progress: see above.
@@ -92,7 +92,7 @@ class SavePolicy:
         run_progress: RunProgress,
         say: Callable[[str], None] = terminal.out,
         saved: Callable[[], None] = lambda: None,
-        constants: Collection[str] = (),
+        file_weights: Collection[str] = (),
     ) -> None:
         self._metric = run.checkpoint.best_metric
         self._checkpoints = checkpoints
@@ -100,7 +100,7 @@ class SavePolicy:
         self.run_progress = run_progress
         self._say = say
         self._saved = saved
-        self._constants = constants
+        self._file_weights = file_weights
         self._failures = 0  # in a row
         self._started = False  # a save whose result was not checked yet
         self._best_started: Best | None = None  # the best one, if that save is of its state
@@ -162,7 +162,7 @@ class SavePolicy:
             self.run_progress.mark(best, kept=True)  # an earlier try may have failed
         meta = self._meta.to_dict() | position.to_meta()
         try:
-            self._checkpoints.save(saved_part(state, self._constants), meta, kinds)
+            self._checkpoints.save(saved_part(state, self._file_weights), meta, kinds)
         except saver.SaveFailed as failure:
             return self._failed(failure)
         self._started = True

@@ -636,7 +636,7 @@ def _open_saver(
         first.run_progress,
         say,
         _after_save(point_latest, mirror),
-        built.definition.constants,
+        built.definition.file_weights,
     )
     return checkpoints, save_policy
 

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from jaxtrain.config import param_groups
 from jaxtrain.models.contract import Model
-from jaxtrain.ops.layers import Frozen, PerExample
+from jaxtrain.ops.layers import FromFile, PerExample
 from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
@@ -67,8 +67,7 @@ class ModelDefinition:
         params: dotted path -> shape and dtype.
         extras: likewise, for non-parameter state.
         frozen: dotted paths of the parameters that are not trained.
-        constants: dotted paths of the extras that are read from files; checkpoints lack them. Not
-            related to :meth:`constant`.
+        file_weights: dotted paths of the extras that are read from files; checkpoints lack them.
 
     Raises:
         InputError: a path in `freeze` has no parameters.
@@ -83,8 +82,8 @@ class ModelDefinition:
         self._extra_leaves = dict(nnx.to_flat_state(extras))
         self.params = _flatten(params)
         self.extras = _flatten(extras)
-        self.constants = frozenset(
-            _dotted(path) for path, leaf in self._extra_leaves.items() if isinstance(leaf, Frozen)
+        self.file_weights = frozenset(
+            _dotted(path) for path, leaf in self._extra_leaves.items() if isinstance(leaf, FromFile)
         )
         self.frozen = param_groups.frozen(freeze, self.params)
         for name, leaf in {**self.params, **self.extras}.items():
@@ -151,9 +150,9 @@ class ModelDefinition:
         """Returns metrics that follow from the means of ``evaluate``; {} if there are none."""
         return self._module_class.derived(means)
 
-    def constant(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def baseline(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Returns metrics of the best answer that ignores the input; {} if there is none."""
-        return self._module_class.constant(sums)
+        return self._module_class.baseline(sums)
 
     def sample_labels(
         self, batch: Mapping[str, Any]
@@ -254,25 +253,25 @@ def with_values(
     )
 
 
-def saved_part(state: State, constants: Collection[str]) -> State:
-    """Returns what a checkpoint stores of a state: all but the constants, which files have.
+def saved_part(state: State, file_weights: Collection[str]) -> State:
+    """Returns what a checkpoint stores of a state: all but the weights that files have.
 
     Args:
         state: the state, or its shapes.
-        constants: :attr:`ModelDefinition.constants`.
+        file_weights: :attr:`ModelDefinition.file_weights`.
     """
-    extras = {name: leaf for name, leaf in state.extras.items() if name not in constants}
+    extras = {name: leaf for name, leaf in state.extras.items() if name not in file_weights}
     return dataclasses.replace(state, extras=extras)
 
 
-def checksums(constants: Mapping[str, np.ndarray]) -> dict[str, str]:
+def checksums(file_weights: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Returns a SHA-256 of the values below each part of the model, such as ``lpips``.
 
     Args:
-        constants: dotted path -> the full array.
+        file_weights: dotted path -> the full array.
     """
     digests: dict[str, Any] = {}
-    for name, array in sorted(constants.items()):
+    for name, array in sorted(file_weights.items()):
         digest = digests.setdefault(name.partition(".")[0], hashlib.sha256())
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)

@@ -224,7 +224,7 @@ def build_eval_step(
         definition: the model.
         rule: where arrays are stored.
         precision: dtype of the computation.
-        method: ``"evaluate"`` or ``"constant_sums"`` for sums of metrics, ``"samples"`` for sample
+        method: ``"evaluate"`` or ``"baseline_sums"`` for sums of metrics, ``"samples"`` for sample
             images and texts.
     """
     stage = stage_ops(definition, rule, precision)

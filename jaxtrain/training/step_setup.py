@@ -71,7 +71,7 @@ class StepSetup:
     @property
     def saved(self) -> State:
         """Returns the part of :attr:`target` that a checkpoint stores."""
-        return saved_part(self.target, self.definition.constants)
+        return saved_part(self.target, self.definition.file_weights)
 
     def fresh_state(self) -> State:
         """Returns the initial state of a new run."""

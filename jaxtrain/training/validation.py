@@ -29,7 +29,7 @@ class Validation(NamedTuple):
         samples: name -> sample of the first batch: an image uint8 [H, W, 3], a clip
             uint8 [T, H, W, 3], or a text.
         labels: name -> labels of the rows and of the columns of a sample.
-        constant: ``val/NAME`` -> value of the best answer that ignores the input.
+        baseline: ``val/NAME`` -> value of the best answer that ignores the input.
         averaged: ``val/NAME`` -> value over the first batch.
         raw: the same for the parameters themselves, if what is validated is their average.
     """
@@ -37,7 +37,7 @@ class Validation(NamedTuple):
     values: dict[str, float]
     samples: dict[str, np.ndarray | str]
     labels: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {}
-    constant: Mapping[str, float] = {}
+    baseline: Mapping[str, float] = {}
     averaged: Mapping[str, float] = {}
     raw: Mapping[str, float] = {}
 
@@ -80,13 +80,13 @@ class Evaluator:
             step = build_eval_step(definition, rule, precision=precision, method=method)
             return jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
 
-        self._derived, self._constant_of = definition.derived, definition.constant
-        self._constant: dict[str, float] | None = None
+        self._derived, self._baseline_of = definition.derived, definition.baseline
+        self._baseline: dict[str, float] | None = None
         self._labels = definition.sample_labels(batches.spec)
         self._batches = batches
         self._decode = decode
         self._target = target
-        self._jitted = {name: jitted(name) for name in ("evaluate", "samples", "constant_sums")}
+        self._jitted = {name: jitted(name) for name in ("evaluate", "samples", "baseline_sums")}
         self._programs: futures.Future[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
@@ -146,15 +146,15 @@ class Evaluator:
                 averaged = _named(weighted_means(result))
                 raw_sums = jax.device_get(programs["evaluate"](state.params, state.extras, batch))
                 raw = _named(weighted_means(raw_sums))
-            if self._constant is None:
+            if self._baseline is None:
                 _add(
-                    counted, jax.device_get(programs["constant_sums"](params, state.extras, batch))
+                    counted, jax.device_get(programs["baseline_sums"](params, state.extras, batch))
                 )
-        if self._constant is None:
-            self._constant = _named(self._constant_of(counted)) if counted else {}
+        if self._baseline is None:
+            self._baseline = _named(self._baseline_of(counted)) if counted else {}
         finished = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         finished |= self._derived(finished)
-        return Validation(_named(finished), samples, self._labels, self._constant, averaged, raw)
+        return Validation(_named(finished), samples, self._labels, self._baseline, averaged, raw)
 
     def _shown(self, sample: np.ndarray) -> np.ndarray | str:
         if np.issubdtype(sample.dtype, np.int32):

@@ -37,7 +37,7 @@ class Allowed:
     Attributes:
         kinds: collectives of parameters and gradients.
         gathers: all-gathers of all parameters per step.
-        constants: all-gathers of all weights that are not trained, per step.
+        file_weights: all-gathers of all weights that are not trained, per step.
         sent: the largest ratio of the communication volume to that of the formula.
         attention: calls of cuDNN's attention per step, in each direction.
         overrides: changes to the config.
@@ -47,7 +47,7 @@ class Allowed:
     gathers: int
     sent: float
     attention: int
-    constants: int = 0
+    file_weights: int = 0
     overrides: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ ZERO = frozenset({"all-gather", "reduce-scatter"})
 CONFIGS = {
     "h100_16": Allowed(ZERO, 1, 1.1, 0),  # kept for the backward pass
     # Two microbatches, each of which gathers the teacher.
-    "taew2_2_h100_8": Allowed(ZERO, 1, 1.1, 0, constants=2),
+    "taew2_2_h100_8": Allowed(ZERO, 1, 1.1, 0, file_weights=2),
     "h100_48": Allowed(ZERO, 1, 1.1, 0),  # sharded in a node, replicated across
     "mlm_h200_8": Allowed(ZERO, 1, 1.1, 8),  # once per step
     # Heads of two channels, which no fused kernel takes; nothing is sharded.
@@ -85,7 +85,7 @@ def summary(name: str) -> dict[str, Any]:
         "config": name,
         "shard": plan.mesh.shard,
         "elements": step.elements,
-        "constants": step.constants,
+        "file_weights": step.file_weights,
         "needed_gib": plan.memory.needed / GIB,
         "jax": step.jax,
         "estimate": step.estimate,
@@ -151,7 +151,7 @@ def test_only_parameters_are_communicated_in_bfloat16(
     assert {row["kind"] for row in large} >= allowed.kinds
     assert {row["kind"] for row in found["traffic"]} <= allowed.kinds | {"all-reduce"}
     gathered = sum(row["wire_bytes"] for row in found["traffic"] if row["kind"] == "all-gather")
-    most = allowed.gathers * found["elements"] + allowed.constants * found["constants"]
+    most = allowed.gathers * found["elements"] + allowed.file_weights * found["file_weights"]
     assert gathered <= 1.01 * 2 * most  # bfloat16
     sent = sum(row["wire_bytes"] for row in found["traffic"])
     assert sent <= allowed.sent * found["formula_bytes"]

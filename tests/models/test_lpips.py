@@ -54,7 +54,7 @@ def test_the_file_says_which_network_it_is_of(tmp_path: Path) -> None:
     path = lpips_weights.write_vgg(tmp_path / "vgg.safetensors")
     np.testing.assert_allclose(jitted(path, "vgg")(frames(0), frames(1)), WANTED["vgg"], rtol=1e-4)
     with pytest.raises(InputError, match=r"vgg.safetensors has LPIPS by vgg, but this takes alex"):
-        model(path).constants()
+        model(path).file_weights()
 
 
 def test_a_distance(distance: Any) -> None:
@@ -119,9 +119,9 @@ def test_lpips_is_a_loss_and_a_metric_without_trained_parameters(weights: Path) 
     definition = state.ModelDefinition(made.build)
     params, extras = definition.init(jax.random.key(0))
     params = toy.stirred(params)
-    assert set(made.constants()) == set(extras)
+    assert set(made.file_weights()) == set(extras)
     assert not any(name.startswith("lpips") for name in params)
-    extras = {name: jnp.asarray(array) for name, array in made.constants().items()}
+    extras = {name: jnp.asarray(array) for name, array in made.file_weights().items()}
     clips = batch(made)
 
     def loss(params: Any, extras: Any) -> Any:
@@ -169,5 +169,5 @@ def test_sections_refuse_meaningless_settings(weights: Path) -> None:
         dataclasses.replace(model(weights), height=16)
     gone = dataclasses.replace(model(weights).perceptual, weights="gone.safetensors")
     with pytest.raises(InputError, match=r"gone.safetensors does not exist"):
-        dataclasses.replace(model(weights), perceptual=gone).constants()
+        dataclasses.replace(model(weights), perceptual=gone).file_weights()
     assert config.to_dict(model(weights))["perceptual"]["weight"] == 0.5

@@ -53,7 +53,7 @@ def test_it_sees_the_augmented_clip_and_teaches_both_parts(folder: Path) -> None
     model = with_folder(folder)
     definition = states.ModelDefinition(model.build)
     params, extras = jax.jit(definition.init)(jax.random.key(0))
-    found = model.constants()
+    found = model.file_weights()
     assert found.keys() == extras.keys()
     extras = {name: jnp.asarray(array) for name, array in found.items()}
     network = wan_weights.module(folder, SIZES, decodes=False)
@@ -87,7 +87,7 @@ def test_a_step_on_four_devices_is_that_of_one_and_keeps_the_teacher(folder: Pat
     losses = {}
     for devices in (1, 4):
         stepper = toy.stepper(model, fsdp=devices, batch_size=4)
-        stepper.state = states.with_values(stepper.state, {}, model.constants())
+        stepper.state = states.with_values(stepper.state, {}, model.file_weights())
         before = {name: np.asarray(one) for name, one in stepper.state.extras.items()}
         losses[devices] = float(stepper(batch(4))["loss"])
         for name, array in stepper.state.extras.items():

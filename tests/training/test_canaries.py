@@ -65,7 +65,7 @@ def test_a_good_run_is_silent() -> None:
     for done in range(50, TOTAL + 1, 50):
         assert not run.validate(
             done,
-            constant={"val/loss": 5.2},
+            baseline={"val/loss": 5.2},
             averaged={"val/loss": 4.0},
             raw={"val/loss": 4.1},
         )
@@ -108,14 +108,14 @@ def test_a_model_that_is_worse_than_a_constant_warns_after_the_warm_up() -> None
         run.validate(
             done,
             values={"val/loss": 1.0, "val/psnr": 9.0 + done / 1e3},
-            constant={"val/psnr": 12.0},
+            baseline={"val/psnr": 12.0},
         )
     assert run.said == []
     for done in (300, 400):
         run.validate(
             done,
             values={"val/loss": 1.0, "val/psnr": 9.0 + done / 1e3},
-            constant={"val/psnr": 12.0},
+            baseline={"val/psnr": 12.0},
         )
     (line,) = run.said
     assert "val/psnr is 9.3 after 300 steps: worse than 12" in line
@@ -143,7 +143,7 @@ def test_an_average_that_does_not_follow_warns_once_it_could() -> None:
 def test_a_masked_model_at_the_level_of_frequencies_ends_after_long() -> None:
     run = Run()
     reasons = [
-        run.validate(done, loss=5.0 + done * 1e-6, constant={"val/loss": 5.0})
+        run.validate(done, loss=5.0 + done * 1e-6, baseline={"val/loss": 5.0})
         for done in range(100, TOTAL + 1, 100)
     ]
     ended = reasons.index(next(filter(None, reasons)))
@@ -151,7 +151,7 @@ def test_a_masked_model_at_the_level_of_frequencies_ends_after_long() -> None:
     assert "for 5 validations: this masked LM does not learn" in reasons[ended]
     gpt = Run(GPT)
     assert not any(
-        gpt.validate(done, loss=5.0 + done * 1e-6, constant={"val/loss": 5.0})
+        gpt.validate(done, loss=5.0 + done * 1e-6, baseline={"val/loss": 5.0})
         for done in range(100, TOTAL + 1, 100)
     )
 
@@ -186,5 +186,5 @@ def test_the_loss_of_frequencies_is_near_the_entropy_and_never_flatters(size: in
 def test_broken_examples_alone_have_no_loss_of_frequencies() -> None:
     assert math.isnan(token_frequencies.loss_of_frequencies(np.zeros(5)))
     run = Run()
-    run.validate(500, loss=math.nan, constant={"val/loss": math.nan})
+    run.validate(500, loss=math.nan, baseline={"val/loss": math.nan})
     assert run.said == []

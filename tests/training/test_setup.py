@@ -112,9 +112,11 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
 def save(made: Any, state: State, meta: Any, place: Path) -> Path:
     checkpoints = saver.CheckpointSaver(place, 1, lambda line: None)
     with contextlib.closing(checkpoints):
-        constants = made.definition.constants
+        file_weights = made.definition.file_weights
         progress = RunProgress(place, Criterion(None, None, ""))
-        kept = save_policy.SavePolicy(made.run, checkpoints, meta, progress, constants=constants)
+        kept = save_policy.SavePolicy(
+            made.run, checkpoints, meta, progress, file_weights=file_weights
+        )
         kept.finish(Position(2, seen=8), state)
     return place / pointer.CHECKPOINTS / "2.json"
 
@@ -140,7 +142,7 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
     )
     made, state, meta = first(folder, None)
     state = at_step_2(state)
-    taught = set(made.definition.constants)
+    taught = set(made.definition.file_weights)
     assert all(name.startswith("teacher_network.") for name in taught)
     assert np.asarray(state.extras["teacher_network.encoder.conv_in.kernel"]).any()
     path = save(made, state, meta, tmp_path)

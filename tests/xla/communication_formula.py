@@ -14,14 +14,14 @@ _BF16 = 2
 def of_step(built: StepSetup) -> float:
     """Returns the bytes that each device sends per step."""
     definition, run = built.definition, built.run
-    constants = {name: definition.extras[name] for name in definition.constants}
+    file_weights = {name: definition.extras[name] for name in definition.file_weights}
     trained = definition.trained(built.target.params)
-    return formula_bytes(trained, constants, built.rule, run.mesh, run.optim.accumulate)
+    return formula_bytes(trained, file_weights, built.rule, run.mesh, run.optim.accumulate)
 
 
 def formula_bytes(
     params: Mapping[str, HasShape],
-    constants: Mapping[str, HasShape],
+    file_weights: Mapping[str, HasShape],
     rule: ShardingRule,
     settings: config.Mesh,
     accumulate: int,
@@ -32,18 +32,18 @@ def formula_bytes(
     ``shard="params"``, each microbatch gathers the sharded parameters in both passes and
     reduce-scatters their gradients; ``"optimizer"`` gathers once per step. In each microbatch, the
     gradients of unsharded parameters are all-reduced over all devices, and those of shards over
-    ``data``. Each microbatch gathers the sharded constants once: they have no gradient, and a
-    teacher that was kept for the next microbatch would need its full memory.
+    ``data``. Each microbatch gathers the sharded weights of files once: they have no gradient, and
+    a teacher that was kept for the next microbatch would need its full memory.
 
     Args:
         params: the trained parameters; frozen ones are not communicated.
-        constants: the weights of a teacher and of LPIPS.
+        file_weights: the weights of a teacher and of LPIPS.
         rule: where arrays are stored.
         settings: the mesh.
         accumulate: microbatches per step.
     """
     sharded, unsharded = _sizes(params, rule)
-    gathered, _ = _sizes(constants, rule)
+    gathered, _ = _sizes(file_weights, rule)
     n, d, all_devices = settings.fsdp, settings.data, settings.devices
     if settings.shard == "none":
         sharded, unsharded, gathered = 0, sharded + unsharded, 0

@@ -84,11 +84,11 @@ def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients
 def test_formula_counts_a_gather_of_constants_in_each_microbatch(shard: Any, times: int) -> None:
     settings = dataclasses.replace(HYBRID, shard=shard)
     rule = ShardingRule(toy.mesh_of(2, 4), settings)
-    constants = {
+    file_weights = {
         "teacher.kernel": jax.ShapeDtypeStruct((64, 32), np.float32),
         "teacher.bias": jax.ShapeDtypeStruct((32,), np.float32),  # too small for shards
     }
-    found = formula_bytes({}, constants, rule, settings, accumulate=2)
+    found = formula_bytes({}, file_weights, rule, settings, accumulate=2)
     assert found == times * 2 * 64 * 32 * 3 / 4
 
 

@@ -268,13 +268,13 @@ class Config(ReconstructionConfig):
                 )
         return found
 
-    def constants(self) -> dict[str, np.ndarray]:
+    def file_weights(self) -> dict[str, np.ndarray]:
         """Reads the weights of LPIPS and of the teacher, by dotted path in the module.
 
         Raises:
             InputError: the files are missing or have other contents.
         """
-        found = super().constants()
+        found = super().file_weights()
         sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
         if self.teacher is not None and sizes is not None:
             field = "model.teacher.weights"

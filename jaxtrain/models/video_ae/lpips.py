@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxtrain.errors import InputError
 from jaxtrain.models.weight_table import KERNEL, Layout, Row, WeightTable, shapes_of
-from jaxtrain.ops.layers import Frozen
+from jaxtrain.ops.layers import FromFile
 from jaxtrain.storage import tensor_files
 
 LEAST_SIDE = 32
@@ -95,13 +95,13 @@ class Lpips(nnx.Module):
         self.network, layers = network, NETWORKS[network]
         self.kernels = nnx.List(
             [
-                Frozen(jnp.zeros((layer.side, layer.side, layer.inputs, layer.outputs)))
+                FromFile(jnp.zeros((layer.side, layer.side, layer.inputs, layer.outputs)))
                 for layer in layers
             ]
         )
-        self.biases = nnx.List([Frozen(jnp.zeros((layer.outputs,))) for layer in layers])
+        self.biases = nnx.List([FromFile(jnp.zeros((layer.outputs,))) for layer in layers])
         compared = [layer for layer in layers if layer.compared]
-        self.channels = nnx.List([Frozen(jnp.zeros((layer.outputs,))) for layer in compared])
+        self.channels = nnx.List([FromFile(jnp.zeros((layer.outputs,))) for layer in compared])
 
     def __call__(self, frames_NHW3: jax.Array, others_NHW3: jax.Array) -> jax.Array:
         """Computes the distance of each pair of frames; values in [0, 1].
@@ -169,7 +169,7 @@ def read(
     name = "vgg" if second is not None and second.shape == (1, 128, 1, 1) else "alex"
     if network not in (None, name):
         raise InputError(f"{weights} has LPIPS by {name}, but this takes {network}: pass that file")
-    expected = shapes_of(lambda: Lpips(name), Frozen)
+    expected = shapes_of(lambda: Lpips(name), FromFile)
     cure = (
         "LPIPS needs the state dict of lpips.LPIPS(net='alex') or net='vgg', or its linear layers "
         "with torchvision's network beside them (backbone)"

@@ -131,7 +131,7 @@ class ReconstructionConfig(ModelConfig):
                     )
         return found
 
-    def constants(self) -> dict[str, np.ndarray]:
+    def file_weights(self) -> dict[str, np.ndarray]:
         """Reads the weights of LPIPS, by dotted path in the module.
 
         Raises:
@@ -254,7 +254,7 @@ class Reconstruction(Model):
             measured["lpips"] = _frame_sums(self._lpips_BT(seen.target, shown), weight_B)
         return measured
 
-    def constant_sums(self, batch: Batch) -> dict[str, jax.Array]:
+    def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
         """Measures clips of one color, the mean of each original."""
         target = self._seen(_to_float(batch["video"]), batch).target
         color = jnp.broadcast_to(target.mean((1, 2, 3), keepdims=True), target.shape)
@@ -262,7 +262,7 @@ class Reconstruction(Model):
         return {"psnr": total, "frames": weight}
 
     @staticmethod
-    def constant(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def baseline(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Returns the `psnr` of clips of one color."""
         frames = float(sums["frames"])
         return {"psnr": float(sums["psnr"]) / frames if frames else math.nan}
