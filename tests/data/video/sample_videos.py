@@ -69,16 +69,18 @@ def write(
     return path
 
 
-def write_at(path: Path, images: list[np.ndarray], stamps_ms: list[int]) -> Path:
-    """Encodes images with the given timestamps."""
+def write_at(
+    path: Path, images: list[np.ndarray], stamps: list[int], *, per_s: int = 1000, **options: str
+) -> Path:
+    """Encodes images with the given timestamps, of which a second has ``per_s``."""
     with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=25)
+        stream: Any = container.add_stream("libx264", rate=25, options=options)
         stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt = "yuv420p"
-        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
-        for stamp, image in zip(stamps_ms, images, strict=True):
+        stream.time_base = stream.codec_context.time_base = Fraction(1, per_s)
+        for stamp, image in zip(stamps, images, strict=True):
             frame = av.VideoFrame.from_ndarray(image, "rgb24")
-            frame.pts, frame.time_base = stamp, Fraction(1, 1000)
+            frame.pts, frame.time_base = stamp, Fraction(1, per_s)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path

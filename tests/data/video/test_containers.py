@@ -20,7 +20,7 @@ import pytest
 from av.video.frame import VideoFrame
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import decode, files, frames, index, packets, pieces, reading
+from jaxtrain.data.video import decode, frames, index, packets, pieces, reading
 from jaxtrain.errors import BadExample
 
 FRAMES, CLIP = 48, 8
@@ -65,21 +65,16 @@ def in_order(path: Path) -> list[str]:
         return [digest(frame) for frame in container.decode(video=0)]
 
 
-def check(path: Path, *, clips: int = 6) -> packets.Scan:
+def check(path: Path) -> packets.Scan:
     """Checks some clips; returns the scan."""
     info, expected, rng = packets.scan(str(path)), in_order(path), random.Random(0)
     assert info.frames == len(expected)
     assert decode.verify(str(path), info) == decode.FrameCheck((), None)
-    for _ in range(clips):
+    for _ in range(6):
         start = rng.randrange(info.frames - CLIP + 1)
-        made: dict[int, str] = {}
-
-        def take(position: int, frame: VideoFrame, made: dict[int, str] = made) -> None:
-            made[position] = digest(frame)
-
-        decode.read(str(path), info, range(start, start + CLIP), take)
-        got = [made[number] for number in range(CLIP)]
-        assert got == expected[start : start + CLIP], f"the clip from frame {start}"
+        made = sample.decoded(str(path), info, range(start, start + CLIP))
+        expected_clip = expected[start : start + CLIP]
+        assert list(map(digest, made)) == expected_clip, f"the clip from frame {start}"
     return info
 
 
@@ -92,18 +87,10 @@ def test_clips_are_the_frames_in_order(tmp_path: Path, suffix: str, codec: str) 
 
 def part(path: Path, numbers: range, clock: int, *, b_frames: int) -> Path:
     """Writes numbered frames at 25 fps, whose clock starts at a number of ticks of 1/90,000 s."""
-    base = Fraction(1, 90_000)
-    with av.open(str(path), "w", format="mpegts") as container:
-        options = {"g": "10", "bf": str(b_frames), "sc_threshold": "0"}
-        stream: Any = container.add_stream("libx264", rate=25, options=options)
-        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
-        stream.codec_context.time_base = base
-        for place, number in enumerate(numbers):
-            frame = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
-            frame.pts, frame.time_base = clock + 3600 * place, base
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
+    images = [sample.numbered(number) for number in numbers]
+    stamps = [clock + 3600 * place for place in range(len(images))]
+    options = {"g": "10", "bf": str(b_frames), "sc_threshold": "0"}
+    return sample.write_at(path, images, stamps, per_s=90_000, **options)
 
 
 def numbers_in(path: Path) -> list[int]:
@@ -155,18 +142,8 @@ def test_every_frame_of_h263_in_avi_is_marked_as_a_keyframe(tmp_path: Path) -> N
 def test_a_pause_of_the_recorder_is_not_damage(tmp_path: Path, suffix: str, keyframe: bool) -> None:
     """The first frame after the pause of 5 s is a keyframe, or is not."""
     times = [40 * number + (5000 if number >= 24 else 0) for number in range(FRAMES)]
-    path = tmp_path / f"a.{suffix}"
-    with av.open(str(path), "w") as container:
-        options = {"bf": "0", "g": "12" if keyframe else "20", "sc_threshold": "0"}
-        stream: Any = container.add_stream("libx264", rate=25, options=options)
-        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
-        stream.codec_context.time_base = Fraction(1, 1000)
-        for image, time in zip(sample.busy(FRAMES), times, strict=True):
-            frame = av.VideoFrame.from_ndarray(image, "rgb24")
-            frame.pts, frame.time_base = time, Fraction(1, 1000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    check(path)
+    options = {"bf": "0", "g": "12" if keyframe else "20", "sc_threshold": "0"}
+    check(sample.write_at(tmp_path / f"a.{suffix}", sample.busy(FRAMES), times, **options))
 
 
 def remux(source: Path, target: Path, keep: Callable[[int, av.Packet], bool]) -> Path:
@@ -199,23 +176,6 @@ def test_a_capture_may_start_between_keyframes(tmp_path: Path) -> None:
     info = check(path)
     assert (info.frames, info.skipped) == (40, 6)
     assert numbers_in(path) == list(range(20, 60))
-
-
-@pytest.mark.parametrize(
-    ("packet", "shows"),
-    [
-        (b"\x82\x00", True),  # a keyframe of profile 0
-        (b"\x86\x00", True),  # a predicted frame
-        (b"\x84\x00", False),  # a hidden one
-        (b"\x88\x00", True),  # one that was decoded before
-        (b"\xb3\x00", True),  # profile 3
-        (b"\xb2\x00", False),
-        (b"\x84\x00" + b"\xc1\x01\x01\xc1", True),  # a superframe of two
-        (b"\x84\x00" + b"\x00\x01\x01\xc1", False),  # ends like one
-    ],
-)
-def test_hidden_frames_of_vp9_may_be_packets_of_their_own(packet: bytes, shows: bool) -> None:
-    assert packets._vp9_shows_frame(packet) == shows
 
 
 # Display matrices (ISO 14496-12, 6.2.2): where the right and the bottom of a stored frame point to,
@@ -308,16 +268,8 @@ def test_images_are_upright_for_every_exif_orientation(tmp_path: Path, orientati
 def test_the_frame_rate_is_that_of_the_frames(tmp_path: Path, suffix: str, rate: str) -> None:
     """The file declares 25 frames per second, or none; its time stamps are rounded."""
     path, expected = tmp_path / f"a.{suffix}", Fraction(rate)
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=25, options={"bf": "0"})
-        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
-        stream.codec_context.time_base = Fraction(1, 90_000)
-        for number, image in enumerate(sample.busy(90)):
-            frame = av.VideoFrame.from_ndarray(image, "rgb24")
-            frame.pts = round(number / expected * 90_000)
-            frame.time_base = Fraction(1, 90_000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    stamps = [round(number / expected * 90_000) for number in range(90)]
+    sample.write_at(path, sample.busy(90), stamps, per_s=90_000, bf="0")
     assert packets.scan(str(path)).fps == pytest.approx(float(expected), rel=1e-3)
     assert reading.Video(path).rate == expected
 
@@ -388,19 +340,6 @@ def test_hdr_and_interlaced_videos_are_named(
             f"{packets.TRAITS[trait]}"
             for trait in traits
         ]
-
-
-def test_other_files_in_a_folder_are_counted(tmp_path: Path) -> None:
-    for name in ("a.gif", "b.mp4"):
-        options: dict[str, Any] = KINDS["gif"]["gif"] if name == "a.gif" else {}
-        sample.write(tmp_path / "in" / name, 12, **options)
-    for name in ("c.txt", "d.TXT", "e.json", "f"):
-        (tmp_path / "in" / name).write_text("x")
-    said: list[str] = []
-    found = files.find(str(tmp_path / "in"), "--data.path", tmp_path, said.append)
-    assert [video.name for video in found] == ["a.gif", "b.mp4"]
-    (line,) = said
-    assert line.endswith("in: ignored 4 other files (.txt 2, .json 1, without a suffix 1)")
 
 
 def test_subtitles_may_be_longer_than_the_video(tmp_path: Path) -> None:

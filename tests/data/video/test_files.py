@@ -26,8 +26,12 @@ def _names(path: Path) -> list[str]:
 
 def test_a_folder_is_read_recursively_by_suffix(tmp_path: Path) -> None:
     _touch(tmp_path, "b.mp4", "a/c.MKV", "a/d.webm", "notes.txt", ".hidden.mp4", ".git/e.mp4")
+    _touch(tmp_path, "a/g.TXT", "h.txt", "a/e.json", "i.json", "f")
     (tmp_path / "a" / "again").symlink_to(tmp_path, target_is_directory=True)
-    assert _names(tmp_path) == ["a/c.MKV", "a/d.webm", "b.mp4"]
+    lines: list[str] = []
+    found = files.find(str(tmp_path), "--data.path", tmp_path, lines.append)
+    assert [video.name for video in found] == ["a/c.MKV", "a/d.webm", "b.mp4"]
+    assert lines[-1].endswith(": ignored 6 other files (.txt 3, .json 2, without a suffix 1)")
 
 
 @pytest.mark.parametrize(

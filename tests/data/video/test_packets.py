@@ -107,9 +107,21 @@ def test_the_larger_of_two_streams_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "data", "shown"),
-    [("vp8", b"\x10", True), ("vp8", b"\x01", False), ("h264", b"1", True)],
+    [
+        ("h264", b"1", True),
+        ("vp8", b"\x10", True),
+        ("vp8", b"\x01", False),
+        ("vp9", b"\x82\x00", True),  # a keyframe of profile 0
+        ("vp9", b"\x86\x00", True),  # a predicted frame
+        ("vp9", b"\x84\x00", False),  # a hidden one, in a packet of its own
+        ("vp9", b"\x88\x00", True),  # one that was decoded before
+        ("vp9", b"\xb3\x00", True),  # profile 3
+        ("vp9", b"\xb2\x00", False),
+        ("vp9", b"\x84\x00" + b"\xc1\x01\x01\xc1", True),  # a superframe of two
+        ("vp9", b"\x84\x00" + b"\x00\x01\x01\xc1", False),  # ends like one
+    ],
 )
-def test_hidden_packets_of_vp8_show_no_frame(codec: str, data: bytes, shown: bool) -> None:
+def test_hidden_packets_show_no_frame(codec: str, data: bytes, shown: bool) -> None:
     stream: Any = types.SimpleNamespace(codec_context=types.SimpleNamespace(name=codec))
     assert packets.shows_frame(av.Packet(data), stream) is shown
 
