@@ -41,9 +41,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, lambda *_: None)
     study = STUDIES / flags.name
     questions = tomllib.loads((study / "questions.toml").read_text())
-    answers = json.loads((study / ANSWERS).read_text()) if (study / ANSWERS).exists() else {}
     for name, question in questions.items():
-        if name in answers or flags.only not in name:
+        if name in _answers(study) or flags.only not in name:
             continue
         command = _command(question)
         print(f"\n{name}: {shlex.join(command)}", flush=True)
@@ -56,11 +55,16 @@ def main() -> int:
         )
         if ran.returncode:
             return ran.returncode
-        answers[name] = _answer(
-            shlex.join(command), json.loads((folder / "compare.json").read_text())
-        )
-        (study / ANSWERS).write_text(json.dumps(answers, indent=1) + "\n")
+        answer = _answer(shlex.join(command), json.loads((folder / "compare.json").read_text()))
+        answers = _answers(study) | {name: answer}  # read again: another study.py may run beside
+        in_order = {asked: answers[asked] for asked in questions if asked in answers}
+        (study / ANSWERS).write_text(json.dumps(in_order, indent=1) + "\n")
     return 0
+
+
+def _answers(study: Path) -> dict[str, Any]:
+    path = study / ANSWERS
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _command(question: dict[str, Any]) -> list[str]:

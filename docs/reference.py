@@ -7,10 +7,12 @@ written by hand. A test fails where a page differs from what this writes.
 import ast
 import contextlib
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxtrain import config, errors, main
 from jaxtrain.config import files, metrics
@@ -206,6 +208,33 @@ def published_results() -> str:
     )
 
 
+def study(name: str) -> str:
+    """The answers of a study of `benchmarks/study.py`."""
+    answers = DOCS.parent / "benchmarks" / "studies" / name / "answers.json"
+    return table(
+        ("change", "difference (95% at every look)", "relative", "verdict", "pairs", "hours"),
+        (
+            (change, *_study_row(answer))
+            for change, answer in json.loads(answers.read_text()).items()
+        ),
+    )
+
+
+def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
+    difference, pairs = answer["difference"], answer["pairs"]
+    low, high = (
+        "?" if difference[end] is None else f"{difference[end]:+.3f}" for end in ("low", "high")
+    )
+    baseline = sum(pair["a"] for pair in pairs) / len(pairs)
+    return (
+        f"{difference['mean']:+.3f} ({low} to {high})",
+        f"{100 * difference['mean'] / baseline:+.1f}%",
+        answer["verdict"],
+        str(len(pairs)),
+        f"{answer['seconds'] / 3600:.1f}",
+    )
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
     "training-metrics": lambda: of_metrics("training", "train"),
@@ -218,6 +247,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "fields": config_fields,
     "core": core,
     "published-results": published_results,
+    "study-language": lambda: study("language"),
 }
 
 

@@ -209,6 +209,72 @@ def build_gradients(
     return gradients
 
 
+def _gradients(
+    loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
+    stage: StageOps,
+    definition: ModelDefinition,
+    mesh: jax.sharding.Mesh,
+    accumulate: int,
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
+    """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
+
+    Sums are accumulated and divided once, so the result equals that of the full batch even if
+    microbatches have different weights. Frozen parameters have no gradient.
+    """
+
+    def microbatch_gradients(
+        prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        def loss_of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
+            return loss({**prepared, **trained}, extras, batch, positions_B)
+
+        with per_device.tracing(mesh=mesh):
+            value_and_grad = jax.value_and_grad(loss_of_trained, has_aux=True)
+            (_, (sums, following)), grads = value_and_grad(definition.trained(prepared))
+        return stage.finish_grads(grads), sums, following
+
+    def single_batch(
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        placed = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
+        return microbatch_gradients(stage.prepare_params(params), extras, batch, placed)
+
+    def accumulated(
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        prepared = stage.prepare_params(params)
+        parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
+        positions = _microbatches(positions_B, accumulate, mesh)
+        first = {name: part[0] for name, part in parts.items()}
+        _, sums, _ = jax.eval_shape(microbatch_gradients, prepared, extras, first, positions[0])
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+
+        def body(
+            carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
+        ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
+            grads, sums, extras = carry
+            microbatch_positions, microbatch = part
+            new_grads, new_sums, extras = microbatch_gradients(
+                prepared, extras, microbatch, microbatch_positions
+            )
+            return (*jax.tree.map(jnp.add, (grads, sums), (new_grads, new_sums)), extras), None
+
+        zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
+        carry = (stage.finish_grads(zero_grads), zeros, extras)
+        following, _ = jax.lax.scan(body, carry, (positions, parts))
+        return following
+
+    return single_batch if accumulate == 1 else accumulated
+
+
+def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:
+    """[B, ...] -> [A, B/A, ...]: microbatch m is examples m::A, so none leaves its device."""
+    parts = jnp.moveaxis(
+        rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
+    )
+    return jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, PartitionSpec(None, AXES)))
+
+
 def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:
     """Returns the mean loss and its gradients, from those of the summed loss."""
     share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
@@ -285,69 +351,3 @@ def jit_eval_step(
 
 def _platform(mesh: jax.sharding.Mesh) -> str:
     return str(mesh.devices.flat[0].platform)
-
-
-def _gradients(
-    loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
-    stage: StageOps,
-    definition: ModelDefinition,
-    mesh: jax.sharding.Mesh,
-    accumulate: int,
-) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
-    """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
-
-    Sums are accumulated and divided once, so the result equals that of the full batch even if
-    microbatches have different weights. Frozen parameters have no gradient.
-    """
-
-    def microbatch_gradients(
-        prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
-        def loss_of_trained(trained: Arrays) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
-            return loss({**prepared, **trained}, extras, batch, positions_B)
-
-        with per_device.tracing(mesh=mesh):
-            value_and_grad = jax.value_and_grad(loss_of_trained, has_aux=True)
-            (_, (sums, following)), grads = value_and_grad(definition.trained(prepared))
-        return stage.finish_grads(grads), sums, following
-
-    def single_batch(
-        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
-        placed = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
-        return microbatch_gradients(stage.prepare_params(params), extras, batch, placed)
-
-    def accumulated(
-        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
-        prepared = stage.prepare_params(params)
-        parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
-        positions = _microbatches(positions_B, accumulate, mesh)
-        first = {name: part[0] for name, part in parts.items()}
-        _, sums, _ = jax.eval_shape(microbatch_gradients, prepared, extras, first, positions[0])
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
-
-        def body(
-            carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
-        ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
-            grads, sums, extras = carry
-            microbatch_positions, microbatch = part
-            new_grads, new_sums, extras = microbatch_gradients(
-                prepared, extras, microbatch, microbatch_positions
-            )
-            return (*jax.tree.map(jnp.add, (grads, sums), (new_grads, new_sums)), extras), None
-
-        zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
-        carry = (stage.finish_grads(zero_grads), zeros, extras)
-        following, _ = jax.lax.scan(body, carry, (positions, parts))
-        return following
-
-    return single_batch if accumulate == 1 else accumulated
-
-
-def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:
-    """[B, ...] -> [A, B/A, ...]: microbatch m is examples m::A, so none leaves its device."""
-    parts = jnp.moveaxis(
-        rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
-    )
-    return jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, PartitionSpec(None, AXES)))
