@@ -165,7 +165,8 @@ CORE = (
     *("models/contract.py", "models/masked.py", "models/mlm.py"),
     *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
     *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/restore.py"),
-    *("checkpoint/saver.py", "training/save_policy.py", "checkpoint/resume.py"),
+    *("checkpoint/saver.py", "training/save_policy.py"),
+    *("checkpoint/candidates.py", "checkpoint/resume.py"),
     *(
         "training/step_recorder.py",
         "training/rollback.py",

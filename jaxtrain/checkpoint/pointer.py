@@ -339,21 +339,6 @@ def is_checkpoint(path: Path) -> bool:
     return find(path) is not None
 
 
-def refuse_old(run_dir: Path) -> None:
-    """Refuses the checkpoints of versions before 0.2, which were folders.
-
-    Raises:
-        InputError: the run directory has some.
-    """
-    for kind in KINDS:
-        for path in (run_dir / kind).glob("[0-9]*"):
-            if path.is_dir():
-                raise InputError(
-                    f"{path} was written by an older version of jaxtrain, which stored "
-                    "checkpoints in another form: use that version, or start a new run"
-                )
-
-
 def format_steps(numbers: list[int]) -> str:
     """Formats steps for a message."""
     return ", ".join(map(str, numbers)) or "none"

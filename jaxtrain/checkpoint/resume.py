@@ -1,10 +1,8 @@
 """Decides which checkpoint a run or a command starts from. No other module decides that.
 
-:func:`newest_intact` looks at the pointers of a run, the newest first, and verifies each: an intact
-one is taken, a damaged one is passed over, and one that cannot be read at the moment ends the
-search with an error, since it may be intact. The rules for a run, which :func:`choose` (1 to 4, 7),
-:func:`check_directory` (5) and :mod:`jaxtrain.checkpoint.same_run` (6) apply in process 0 once the
-directory is locked:
+The rules for a run, which :func:`choose` (1 to 4, 7), :func:`check_directory` (5) and
+:mod:`jaxtrain.checkpoint.same_run` (6) apply in process 0 once the directory is locked, with
+:func:`jaxtrain.checkpoint.candidates.newest_intact`:
 
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
 2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
@@ -32,209 +30,14 @@ from pathlib import Path
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote
-from jaxtrain.checkpoint.pointer import (
-    BEST,
-    CHECKPOINTS,
-    DAMAGED,
-    KINDS,
-    SUPERSEDED,
-    SUSPECT,
-    Damaged,
-    format_other_steps,
-)
-from jaxtrain.checkpoint.remote import RemoteRun
-from jaxtrain.checkpoint.store import CheckpointStore, Folder
+from jaxtrain.checkpoint.candidates import CheckpointCandidates, Damage, newest_intact
+from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS, DAMAGED, KINDS, SUSPECT, Damaged
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.storage.disks import disk_trouble, reason
+from jaxtrain.storage.disks import disk_trouble
 
 Say = Callable[[str], None]
-Damage = dict[tuple[str, int], str]
-"""Kind and step of a checkpoint -> its damage."""
-
-
-class CheckpointCandidates:
-    """Where the checkpoints of a run are looked for: on a disk, in a bucket, or both.
-
-    Args:
-        directory: of the run.
-        say: receives a line for each checkpoint that is moved.
-        bucket_run: the run in a bucket, if any.
-        disk_counts: whether checkpoints on the disk count. Not if each process has a disk of its
-            own, with its part of each checkpoint.
-
-    Attributes:
-        directory, bucket_run: see above.
-        disk_is_behind: whether another machine has continued the run in the bucket.
-        disk_is_shared: whether the disk is to have complete checkpoints.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        say: Say = lambda line: None,
-        bucket_run: RemoteRun | None = None,
-        *,
-        disk_counts: bool = True,
-    ) -> None:
-        self.directory, self.bucket_run = directory, bucket_run
-        self._say = say
-        self._disk = CheckpointStore(Folder(directory), say)
-        pointer.refuse_old(directory)
-        self.disk_is_behind = bucket_run is not None and self._is_behind(bucket_run)
-        self.disk_is_shared = disk_counts
-        self._disk_counts = disk_counts and not self.disk_is_behind
-        self._verdicts: dict[str, str] = {}
-        self._fetched: set[str] = set()  # folders in data/
-        self._bucket_steps: dict[str, list[int]] = {}  # kind -> steps in the bucket
-
-    def steps(self, kind: str) -> list[int]:
-        """Returns the steps of the pointers in a folder, ascending."""
-        steps = set(self._disk.steps(kind)) if self._disk_counts else set()
-        if self.bucket_run is not None:
-            steps.update(
-                step for step in self._steps_in_bucket(kind) if self._bucket_counts(kind, step)
-            )
-        return sorted(steps)
-
-    def path(self, kind: str, step: int) -> Path:
-        """Returns the path of a pointer on disk."""
-        return self.directory / pointer.name_of(kind, step)
-
-    def ensure_intact(self, kind: str, step: int) -> str:
-        """Makes the disk have a checkpoint, intact; returns why that is impossible, else "".
-
-        Raises:
-            InputError, OSError, RunAgain: it is unknown at the moment.
-        """
-        damage, path = "there is no such checkpoint", self.path(kind, step).with_suffix("")
-        on_disk = self._disk_counts and step in self._disk.steps(kind)
-        if on_disk:
-            damage = self._verified(kind, step)
-        if damage and self.bucket_run is not None and step in self._steps_in_bucket(kind):
-            if not self._bucket_counts(kind, step):
-                return damage
-            if on_disk:
-                self._say(f"warning: checkpoint {path} is damaged ({damage}): fetching it again")
-            damage = self.bucket_run.fetch(kind, step, self.directory)
-            if not damage:
-                data = self.bucket_run.store.data(kind, step)
-                self._fetched.add(data)
-                self._verdicts[data] = ""
-        return damage
-
-    def set_aside(self, damaged: Damage) -> None:
-        """Moves damaged checkpoints to ``damaged/``; warns if the disk does not let it."""
-        self._bucket_steps = {}
-        for (kind, step), why in damaged.items():
-            for store in self._stores():
-                try:
-                    if step in store.steps(kind):
-                        store.set_aside(kind, step, DAMAGED, why)
-                except OSError as error:
-                    path = self.path(kind, step).with_suffix("")
-                    self._say(
-                        f"warning: checkpoint {path} is damaged ({why}) and skipped; it cannot be "
-                        f"moved to {DAMAGED}/ ({reason(error)})"
-                    )
-
-    def adopt_disk(self) -> None:
-        """Makes the disk the place of the run, once a checkpoint is chosen.
-
-        If the bucket is ahead, what is on the disk and not in the bucket is moved aside. Only then
-        the disk counts as having what was fetched: a start that is interrupted begins again.
-
-        Raises:
-            OSError: the disk does not let it.
-        """
-        if self.bucket_run is None:
-            return
-        if self.disk_is_behind:
-            for kind in KINDS:
-                for step in self._disk.steps(kind):
-                    if self._disk.data(kind, step) != self.bucket_run.store.data(kind, step):
-                        self._disk.set_aside(kind, step, SUPERSEDED)
-        remote.note(self.directory, self.bucket_run.bucket.url, self._fetched)
-
-    def unusable(self) -> str:
-        """Returns the folders with checkpoints that were moved because they must not be used."""
-        folders = [f"{aside}/{kind}" for aside in (DAMAGED, SUSPECT) for kind in KINDS]
-        return " and ".join(
-            folder for folder in folders if any(store.steps(folder) for store in self._stores())
-        )
-
-    def _bucket_counts(self, kind: str, step: int) -> bool:
-        """Whether a checkpoint in the bucket counts beside those on the disk.
-
-        Unless the bucket is ahead, the disk has had it: if it was superseded or is suspect there,
-        the bucket was not told yet. It may replace one that the disk has lost.
-        """
-        if not self._disk_counts or self.bucket_run is None:
-            return True
-        data = self.bucket_run.store.data(kind, step)
-        aside = [f"{aside}/{kind}" for aside in (SUPERSEDED, SUSPECT) for kind in KINDS]
-        if any(
-            data == self._disk.data(folder, number)
-            for folder in aside
-            for number in self._disk.steps(folder)
-        ):
-            return False
-        on_disk = [number for folder in KINDS for number in self._disk.steps(folder)]
-        return not on_disk or step <= max(on_disk)
-
-    def _steps_in_bucket(self, kind: str) -> list[int]:
-        """Returns the steps in the bucket, which is asked once."""
-        if self.bucket_run is not None and kind not in self._bucket_steps:
-            self._bucket_steps[kind] = self.bucket_run.store.steps(kind)
-        return self._bucket_steps.get(kind, [])
-
-    def _stores(self) -> list[CheckpointStore]:
-        return [self._disk] if self.bucket_run is None else [self._disk, self.bucket_run.store]
-
-    def _verified(self, kind: str, step: int) -> str:
-        """Verifies a checkpoint on the disk; one that best/ and checkpoints/ have is read once."""
-        path = self.path(kind, step)
-        try:
-            content = pointer.read(path)
-        except Damaged as why:
-            return str(why)
-        if content.data not in self._verdicts:
-            self._verdicts[content.data] = content.damage(self.directory)
-        return self._verdicts[content.data]
-
-    def _is_behind(self, bucket_run: RemoteRun) -> bool:
-        for step in reversed(bucket_run.store.steps()):
-            if data := bucket_run.store.data(CHECKPOINTS, step):
-                # Read last: an upload may complete at this moment, which notes it before.
-                return data not in remote.noted(self.directory, bucket_run.bucket.url)
-        return False
-
-
-def newest_intact(
-    checkpoints: CheckpointCandidates,
-    kinds: Iterable[str] = KINDS,
-    only: Callable[[int], bool] = lambda step: True,
-) -> tuple[Path | None, Damage]:
-    """Returns the newest intact checkpoint and the damage of newer ones; nothing is moved.
-
-    Args:
-        checkpoints: where to look.
-        kinds: the folders, in this order: the second only counts if the first has none.
-        only: whether a step counts.
-
-    Raises:
-        InputError, OSError, RunAgain: one cannot be verified at the moment.
-    """
-    damaged: Damage = {}
-    for kind in kinds:
-        for step in reversed(checkpoints.steps(kind)):
-            if only(step):
-                damage = checkpoints.ensure_intact(kind, step)
-                if not damage:
-                    return checkpoints.path(kind, step), damaged
-                damaged[kind, step] = damage
-    return None, damaged
 
 
 def choose(
@@ -267,7 +70,7 @@ def choose(
         if resume is None:
             return None
         if resume != "latest" and not is_step(resume):
-            return of_path(expanded(resume), f"--resume {resume}", say)
+            return checkpoint_at(expanded(resume), f"--resume {resume}", say)
         if resume == "latest":
             directory = output_dir or next(iter(_runs(runs_root)), None)
             if directory is None:
@@ -333,10 +136,10 @@ def _step(step: int, checkpoints: CheckpointCandidates) -> Path:
     start, damaged = newest_intact(checkpoints, only=lambda number: number == step)
     if start is None:
         why = next((f" ({why})" for why in damaged.values()), "")
-        by_kind = {kind: checkpoints.steps(kind) for kind in KINDS}
+        others = pointer.format_other_steps({kind: checkpoints.steps(kind) for kind in KINDS}, step)
         raise InputError(
             f"--resume {step}: {checkpoints.directory} has no complete checkpoint {step}{why}; "
-            f"{format_other_steps(by_kind, step)}; pass one of these steps, or --resume latest"
+            f"{others}; pass one of these steps, or --resume latest"
         )
     checkpoints.adopt_disk()
     return start
@@ -347,7 +150,7 @@ def is_step(resume: str) -> bool:
     return resume.isascii() and resume.isdigit()
 
 
-def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Path:
+def checkpoint_at(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Path:
     """Returns the verified checkpoint at a path: of a checkpoint, or of a run directory.
 
     Args:
@@ -374,23 +177,25 @@ def of_path(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Pa
     if named is not None:
         kinds = (named.parent.name,)
     step = None if named is None else pointer.step_of(named.name)
-    return of_run(CheckpointCandidates(directory), str(directory), flag, say, kinds, step)
+    return checkpoint_of_run(
+        CheckpointCandidates(directory), str(directory), flag, say, kinds, step
+    )
 
 
-def of_url(
+def checkpoint_at_url(
     text: str, flag: str, cache_root: Path, say: Say, kinds: tuple[str, ...] = KINDS
 ) -> tuple[Path, str]:
-    """Fetches the checkpoint at a URL; see :func:`of_path`. Also returns its own URL."""
+    """Fetches the checkpoint at a URL; see :func:`checkpoint_at`. Also returns its own URL."""
     url, named, step = remote.split(text, flag)
     kinds = kinds if step is None else named
     with remote.reading(url, cache_root, say) as (bucket_run, local):
         checkpoints = CheckpointCandidates(local, bucket_run=bucket_run, disk_counts=False)
-        path = of_run(checkpoints, url, f"{flag} {text}", say, kinds, step)
+        path = checkpoint_of_run(checkpoints, url, f"{flag} {text}", say, kinds, step)
         bucket_run.forget(local)
     return path, f"{url}/{path.parent.name}/{path.stem}"
 
 
-def of_run(
+def checkpoint_of_run(
     checkpoints: CheckpointCandidates,
     shown: str,
     flag: str,
@@ -398,7 +203,7 @@ def of_run(
     kinds: Iterable[str],
     step: int | None,
 ) -> Path:
-    """Returns the verified checkpoint of a run; see :func:`of_path`.
+    """Returns the verified checkpoint of a run; see :func:`checkpoint_at`.
 
     Args:
         checkpoints: where it is.
@@ -414,7 +219,7 @@ def of_run(
         why = next(iter(damaged.values()), "there is none")
         raise InputError(
             f"{flag}: {shown} has no complete checkpoint {step} ({why}); "
-            f"{format_other_steps(by_kind, step)}"
+            f"{pointer.format_other_steps(by_kind, step)}"
         )
     for (kind, number), why in damaged.items():
         if start is None:
@@ -526,7 +331,7 @@ def check_empty(
     checkpoints: CheckpointCandidates, shown: str, resume: str | None, start_from: Path | None
 ) -> None:
     """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
-    if is_of(checkpoints.directory, start_from):
+    if is_in(checkpoints.directory, start_from):
         return
     steps = sorted({step for kind in KINDS for step in checkpoints.steps(kind)})
     if not steps:
@@ -542,12 +347,12 @@ def check_empty(
     )
 
 
-def is_of(directory: Path, start_from: Path | None) -> bool:
+def is_in(directory: Path, start_from: Path | None) -> bool:
     """Whether a checkpoint is in a run directory."""
     return start_from is not None and directory.resolve() in start_from.resolve().parents
 
 
-def of_source(source: Path) -> Path:
+def trained_checkpoint(source: Path) -> Path:
     """Returns the checkpoint at a path, for a command that uses a trained model.
 
     That is the path itself, or in a run directory the best checkpoint, or else the newest; only
@@ -570,8 +375,8 @@ def of_source(source: Path) -> Path:
     )
 
 
-def complete_of_source(source: Path) -> Iterator[Path]:
-    """Yields the complete checkpoints that :func:`of_source` tries first; reads no arrays."""
+def likely_checkpoints(source: Path) -> Iterator[Path]:
+    """Yields the complete checkpoints that :func:`trained_checkpoint` tries first; reads none."""
     named = pointer.find(source)
     if named is not None and pointer.is_complete(named):
         yield named
@@ -581,7 +386,7 @@ def complete_of_source(source: Path) -> Iterator[Path]:
             yield path
 
 
-def to_roll_back_to(checkpoints: CheckpointCandidates, done: int, every: int) -> Path | None:
+def rollback_checkpoint(checkpoints: CheckpointCandidates, done: int, every: int) -> Path | None:
     """Returns the newest intact checkpoint for a rollback; None if there is none.
 
     Checkpoints at multiples of ``every`` are preferred: those saved by a stop signal depend on its

@@ -8,6 +8,7 @@ from typing import Literal
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
 from jaxtrain.checkpoint.pointer import (
     ASIDES,
     CHECKPOINTS,
@@ -75,7 +76,7 @@ def main(flags: commands.CheckpointSaver) -> int:
     atomic.check_writable("--json", flags.json)
     if not stored:
         at_work = lock.holder(run)
-    saved = resume.CheckpointCandidates(run)
+    saved = CheckpointCandidates(run)
     try:
         findings = list(_findings(saved, damaged))
         taken, words = _resume(saved)
@@ -117,14 +118,14 @@ def _run_of(given: Path, shown: str) -> Path:
     return run
 
 
-def _resume(saved: resume.CheckpointCandidates) -> tuple[Path | None, str]:
+def _resume(saved: CheckpointCandidates) -> tuple[Path | None, str]:
     """Returns the checkpoint that ``--resume latest`` would take, and a sentence about it.
 
     Raises:
         OSError: the disk does not respond.
     """
     try:
-        start, damaged = resume.newest_intact(saved)
+        start, damaged = newest_intact(saved)
     except (InputError, OSError) as error:
         return None, f"--resume latest would fail: {error}"
     if start is not None:
@@ -134,7 +135,7 @@ def _resume(saved: resume.CheckpointCandidates) -> tuple[Path | None, str]:
     return None, f"--resume latest would {then}: no checkpoint can be used"
 
 
-def _findings(saved: resume.CheckpointCandidates, damaged: Mapping[str, str]) -> Iterator[Finding]:
+def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterator[Finding]:
     """Yields the checkpoints of a run, the oldest of each folder first.
 
     Args:
@@ -166,7 +167,7 @@ def _findings(saved: resume.CheckpointCandidates, damaged: Mapping[str, str]) ->
             )
 
 
-def _verdict(saved: resume.CheckpointCandidates, kind: str, step: int) -> tuple[Verdict, str]:
+def _verdict(saved: CheckpointCandidates, kind: str, step: int) -> tuple[Verdict, str]:
     try:
         damage = saved.ensure_intact(kind, step)
     except OSError as error:

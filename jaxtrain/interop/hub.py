@@ -149,7 +149,9 @@ def local(
         RunAgain: the Hub cannot be reached now, or the disk is full.
     """
     if bucket.is_bucket(str(source)):
-        return resume.of_url(str(source), flag, cache.root(cache_dir), say, (BEST, CHECKPOINTS))[0]
+        return resume.checkpoint_at_url(
+            str(source), flag, cache.root(cache_dir), say, (BEST, CHECKPOINTS)
+        )[0]
     if not is_named(source):
         return expanded(source)
     named = parse(str(source))

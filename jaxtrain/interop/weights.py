@@ -86,7 +86,7 @@ def load(
         params = model.from_weights(huggingface.tensors(source), str(source))
         return Weights(model, params, str(source))
     if source.is_dir() or pointer.is_checkpoint(source):
-        path = resume.of_source(source)
+        path = resume.trained_checkpoint(source)
         model = _model_of(path)
         check(model)
         return Weights(model, _of_checkpoint(path), str(path))
@@ -123,7 +123,7 @@ def model_at(source: Path) -> Any | None:
     """
     if huggingface.is_one(source):
         return huggingface.model(source)
-    path = next(resume.complete_of_source(source), None)
+    path = next(resume.likely_checkpoints(source), None)
     return None if path is None else _model_of(path)
 
 
@@ -133,7 +133,7 @@ def run_meta(source: Path) -> Mapping[str, Any]:
     Raises:
         InputError: another version wrote the source.
     """
-    path = next(resume.complete_of_source(source), None)
+    path = next(resume.likely_checkpoints(source), None)
     meta: Mapping[str, Any] = {} if path is None else pointer.read_meta(path)
     return meta if isinstance(meta.get("config"), Mapping) else {}
 
@@ -178,7 +178,7 @@ def params_for(
         check_settings(source, model)
         path, found = source, model.from_weights(huggingface.tensors(source), str(source))
     elif source.is_dir() or pointer.is_checkpoint(source):
-        path = resume.of_source(source)
+        path = resume.trained_checkpoint(source)
         found = _of_checkpoint(path)
         from_file.check_not_in_weights(model, _described(path), path)
     elif not model.has_weights:

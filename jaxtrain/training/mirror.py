@@ -33,7 +33,7 @@ from typing import NoReturn, Self
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint import candidates, pointer, remote, resume
 from jaxtrain.checkpoint.pointer import (
     BEST,
     CHECKPOINTS,
@@ -241,14 +241,14 @@ class Mirror:
 
         process_group.process_zero_decides(acquire)
 
-    def opened(self, directory: Path, say: Say | None = None) -> resume.CheckpointCandidates:
+    def opened(self, directory: Path, say: Say | None = None) -> candidates.CheckpointCandidates:
         """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
 
         Raises:
             InputError, RunAgain: the bucket cannot be read, or belongs to another run.
         """
         self.check()
-        saved = resume.CheckpointCandidates(
+        saved = candidates.CheckpointCandidates(
             directory, say or self._say, self._remote, disk_counts=not self.own_disk
         )
         if saved.disk_is_behind and not self._staged and not remote.noted(directory, self.url):
@@ -280,7 +280,7 @@ class Mirror:
         """
 
         def check() -> str:
-            if not resume.is_of(self.directory, start_from):
+            if not resume.is_in(self.directory, start_from):
                 resume.check_empty(self.opened(self.directory), self.url, flag, start_from)
             return ""
 
@@ -295,7 +295,7 @@ class Mirror:
         Raises:
             InputError, RunAgain: the bucket or the disk is unavailable.
         """
-        if start_from is None or not resume.is_of(self.directory, start_from):
+        if start_from is None or not resume.is_in(self.directory, start_from):
             return
         kind, step = start_from.parent.name, pointer.step_of(start_from.name)
         assert step is not None, "it is a checkpoint"

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import candidates, pointer, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
@@ -98,8 +98,8 @@ class Rollback:
     def _choose(self, done: int) -> str:
         """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""
         if self._mirror is None:
-            saved = resume.CheckpointCandidates(self._directory, self._say)
+            saved = candidates.CheckpointCandidates(self._directory, self._say)
         else:
             saved = self._mirror.opened(self._directory)
-        path = resume.to_roll_back_to(saved, done, self._every)
+        path = resume.rollback_checkpoint(saved, done, self._every)
         return "" if path is None else path.stem

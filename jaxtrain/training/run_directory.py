@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import pointer
+from jaxtrain.checkpoint import candidates, pointer
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.checkpoint.pointer import ASIDES, DATA, KINDS
 from jaxtrain.checkpoint.remote import IN_BUCKET
@@ -109,7 +109,7 @@ def start_from(
     say: Callable[[str], None] | None = None,
     *,
     own_disk: bool = False,
-    opened: Callable[[Path, Say], checkpoint_resume.CheckpointCandidates] | None = None,
+    opened: Callable[[Path, Say], candidates.CheckpointCandidates] | None = None,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 

@@ -197,7 +197,7 @@ class OpenedDirectory:
     @property
     def resumes(self) -> bool:
         """Whether the checkpoint is one of this run directory."""
-        return resume.is_of(self.path, self.start_from)
+        return resume.is_in(self.path, self.start_from)
 
 
 def open_directory(
@@ -287,7 +287,7 @@ def _on_disk(resumed: str | None, run: config.Run, say: Say) -> tuple[str | None
     if resumed is None or not bucket.is_bucket(resumed):
         return resumed, ""
     path, shown = process_group.process_zero_first(
-        lambda: resume.of_url(resumed, "--resume", cache.root(run.data.cache_dir), say),
+        lambda: resume.checkpoint_at_url(resumed, "--resume", cache.root(run.data.cache_dir), say),
         "checkpoint",
     )
     return str(path), shown

@@ -119,12 +119,6 @@ def test_another_version_is_not_damage(path: Path, monkeypatch: pytest.MonkeyPat
         pointer.verify(path)
 
 
-def test_checkpoints_of_earlier_versions_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints/12/state").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"checkpoints/12 was written by an older version"):
-        pointer.refuse_old(tmp_path)
-
-
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -115,7 +115,7 @@ def test_a_checkpoint_at_a_url_is_as_one_in_a_folder(
     stored: RemoteRun, tmp_path: Path, said: list[str]
 ) -> None:
     def resumed(url: str) -> str:
-        path, shown = resume.of_url(url, "--resume", tmp_path, said.append)
+        path, shown = resume.checkpoint_at_url(url, "--resume", tmp_path, said.append)
         assert pointer.verify(path) == ""
         assert shown == f"{URL}/{path.parent.name}/{path.stem}"
         return f"{path.parent.name}/{path.stem}"
@@ -143,10 +143,10 @@ def test_a_checkpoint_at_a_url_is_as_one_in_a_folder(
 
 def test_commands_prefer_the_best_checkpoint(stored: RemoteRun, tmp_path: Path) -> None:
     prefer = ("best", "checkpoints")
-    path, _ = resume.of_url(URL, "SOURCE", tmp_path, print, prefer)
+    path, _ = resume.checkpoint_at_url(URL, "SOURCE", tmp_path, print, prefer)
     assert path.parts[-2:] == ("best", "2.json")
     with pytest.raises(InputError, match=r"^SOURCE s3://bucket is not a folder"):
-        resume.of_url("s3://bucket", "SOURCE", tmp_path, print, prefer)
+        resume.checkpoint_at_url("s3://bucket", "SOURCE", tmp_path, print, prefer)
 
 
 def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(

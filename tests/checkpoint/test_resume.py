@@ -10,7 +10,7 @@ import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
-from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint import candidates, pointer, remote, resume
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
@@ -230,12 +230,12 @@ def test_a_run_with_other_checkpoints_is_not_written_to(run: Path, tmp_path: Pat
 
 
 def test_commands_prefer_the_best_checkpoint(run: Path, tmp_path: Path) -> None:
-    assert resume.of_source(run) == run / "best/4.json"
-    assert resume.of_source(run / "checkpoints/9") == run / "checkpoints/9.json"
+    assert resume.trained_checkpoint(run) == run / "best/4.json"
+    assert resume.trained_checkpoint(run / "checkpoints/9") == run / "checkpoints/9.json"
     spoil(run, 4)
-    assert resume.of_source(run) == run / "checkpoints/9.json"
+    assert resume.trained_checkpoint(run) == run / "checkpoints/9.json"
     with pytest.raises(InputError, match="no checkpoint found in"):
-        resume.of_source(tmp_path)
+        resume.trained_checkpoint(tmp_path)
 
 
 def test_is_expected(run: Path, tmp_path: Path) -> None:
@@ -250,21 +250,21 @@ def test_is_expected(run: Path, tmp_path: Path) -> None:
 def test_a_rollback_prefers_regular_checkpoints(tmp_path: Path) -> None:
     for step in (4, 8, 9, 12):
         small_checkpoint.write(tmp_path, step, files=FILES)
-    saved = resume.CheckpointCandidates(tmp_path)
-    assert resume.to_roll_back_to(saved, 9, 4) == tmp_path / "checkpoints/8.json"
+    saved = candidates.CheckpointCandidates(tmp_path)
+    assert resume.rollback_checkpoint(saved, 9, 4) == tmp_path / "checkpoints/8.json"
     spoil(tmp_path, 8)
     spoil(tmp_path, 4)
     # All regular ones may be damaged while one saved by a stop signal is intact.
     said: list[str] = []
-    saved = resume.CheckpointCandidates(tmp_path, said.append)
-    assert resume.to_roll_back_to(saved, 9, 4) == tmp_path / "checkpoints/9.json"
+    saved = candidates.CheckpointCandidates(tmp_path, said.append)
+    assert resume.rollback_checkpoint(saved, 9, 4) == tmp_path / "checkpoints/9.json"
     assert pointer.steps(tmp_path / "damaged/checkpoints") == [4, 8]
     assert len(said) == 2
 
 
 def test_a_rollback_without_an_intact_checkpoint_moves_nothing(run: Path) -> None:
     spoil(run, 4)
-    assert resume.to_roll_back_to(resume.CheckpointCandidates(run), 5, 4) is None
+    assert resume.rollback_checkpoint(candidates.CheckpointCandidates(run), 5, 4) is None
     assert pointer.steps(run / "checkpoints") == [4, 9]
 
 
@@ -301,8 +301,8 @@ class Places:
             remote.note(self.directory, self.copy.bucket.url, [data])
         return data
 
-    def opened(self, directory: Path) -> resume.CheckpointCandidates:
-        return resume.CheckpointCandidates(
+    def opened(self, directory: Path) -> candidates.CheckpointCandidates:
+        return candidates.CheckpointCandidates(
             directory, self.said.append, RemoteRun(self.copy.bucket, quiet)
         )
 
@@ -393,7 +393,7 @@ def test_an_upload_of_this_machine_is_not_that_of_another(
         return steps(kind)
 
     monkeypatch.setattr(copy.store, "steps", uploaded)
-    assert not resume.CheckpointCandidates(places.directory, quiet, copy).disk_is_behind
+    assert not candidates.CheckpointCandidates(places.directory, quiet, copy).disk_is_behind
 
 
 def test_damage_is_not_repaired_with_what_was_abandoned(places: Places) -> None:

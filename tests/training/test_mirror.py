@@ -14,7 +14,7 @@ from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint import candidates, pointer, remote, resume
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
@@ -488,11 +488,11 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
     second.finish()
     second.close()
 
-    def killed(self: resume.CheckpointCandidates) -> None:
+    def killed(self: candidates.CheckpointCandidates) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(resume.CheckpointCandidates, "adopt_disk", killed)
+        patched.setattr(candidates.CheckpointCandidates, "adopt_disk", killed)
         with pytest.raises(KeyboardInterrupt):
             runs("one")
     again = runs("one")

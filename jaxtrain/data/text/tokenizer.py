@@ -351,7 +351,7 @@ def beside(source: Path) -> Path:
     """
     from jaxtrain.checkpoint import resume  # here, so that worker processes do not load it
 
-    checkpoints = map(pointer.folder_of, resume.complete_of_source(source))
+    checkpoints = map(pointer.folder_of, resume.likely_checkpoints(source))
     for folder in (source, *checkpoints):
         if (folder / NAME).is_file():
             return folder / NAME
