@@ -72,6 +72,12 @@ class Run:
     def finish(self) -> None:
         self.mirror.finish(lambda: None)
 
+    def upload(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> None:
+        """Saves a checkpoint at each step, and waits until it is in the bucket."""
+        for step in steps:
+            self.save(step, kinds=kinds)
+            self.finish()
+
     def close(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.close()
@@ -113,12 +119,9 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
     (first.directory / "samples").mkdir()
     (first.directory / "samples" / "4.png").write_bytes(b"png")
     (first.directory / "notes.txt").write_text("not of the run")
-    first.save(2)
-    first.finish()
-    first.save(4, kinds=BOTH)
-    first.finish()
-    first.save(6)
-    first.finish()
+    first.upload(2)
+    first.upload(4, kinds=BOTH)
+    first.upload(6)
     first.close()
     assert first.stored == [4, 6]
     names = first.bucket.sizes()
@@ -146,8 +149,7 @@ def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
 ) -> None:
     first = runs("one", None).begin()
     (first.directory / "metrics.jsonl").write_text("1\n")
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
 
     def away(*_: object) -> None:
@@ -162,31 +164,21 @@ def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
     assert (second.directory / "metrics.jsonl").read_text() == "1\n"
 
 
-def test_the_files_of_a_newer_disk_are_not_overwritten(runs: Callable[..., Run]) -> None:
-    first = runs("one", None).begin()
-    (first.directory / "log.txt").write_text("1\n")
-    (first.directory / "metrics.jsonl").write_text("1\n")
-    first.save(2)
-    first.finish()
-    first.close()
-    (first.directory / "metrics.jsonl").write_text("1\n2\n")
-    again = runs("one")
-    assert (again.directory / "metrics.jsonl").read_text() == "1\n2\n"
-
-
-def test_files_of_a_run_that_another_machine_has_continued_are_fetched(
+def test_files_are_fetched_only_if_another_machine_has_continued_the_run(
     runs: Callable[..., Run],
 ) -> None:
     first = runs("one", None).begin()
     for name in ("log.txt", "metrics.jsonl"):
         (first.directory / name).write_text("1\n")
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
+    (first.directory / "metrics.jsonl").write_text("1\n2\n")
+    again = runs("one")
+    assert (again.directory / "metrics.jsonl").read_text() == "1\n2\n"
+    again.close()
     second = runs("two").begin()
     (second.directory / "metrics.jsonl").write_text("1\n2\n")
-    second.save(4)
-    second.finish()
+    second.upload(4)
     second.close()
     (first.directory / "metrics.jsonl").write_text("1\nof an abandoned branch\n")
     again = runs("one")
@@ -194,20 +186,12 @@ def test_files_of_a_run_that_another_machine_has_continued_are_fetched(
     assert (again.directory / "metrics.jsonl").read_text() == "1\n2\n"
 
 
-def test_without_resume_a_used_folder_is_refused(runs: Callable[..., Run]) -> None:
+def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_path: Path) -> None:
     first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
     with pytest.raises(InputError, match=r"run already contains checkpoints \(newest: 2\): resume"):
         runs("two", None)
-
-
-def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_path: Path) -> None:
-    first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
-    first.close()
     other = CheckpointSaver(tmp_path / "other", 2)
     save(other, 4)
     other.close()
@@ -230,34 +214,8 @@ def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(
     run.finish()
     assert run.stored == [3]
     assert not any("not uploaded yet" in line for line in run.said)
-    run.save(4)
-    run.finish()
+    run.upload(4)
     assert [path.name[:2] for path in (run.directory / "data").iterdir()] == ["4-"]
-
-
-def test_a_newer_checkpoint_replaces_one_that_cannot_be_uploaded(
-    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.0)
-    run = runs("one", None).begin()
-    run.save(2)
-    run.finish()
-    put, tries = run.bucket.put, list[str]()
-
-    def fail(name: str, data: Any, *more: Any) -> None:
-        if name.startswith("data/4-"):
-            tries.append(name)
-            raise Unavailable("s3://bucket/run: cannot write")
-        put(name, data, *more)
-
-    monkeypatch.setattr(run.bucket, "put", fail)
-    run.save(4)
-    with run.mirror._changed:
-        assert run.mirror._changed.wait_for(lambda: run.mirror._failures >= 3, 60)
-    run.save(6)
-    run.finish()
-    assert run.stored == [2, 6]
-    assert len(tries) >= 3
 
 
 def test_no_checkpoint_is_complete_before_its_metrics(
@@ -274,8 +232,7 @@ def test_no_checkpoint_is_complete_before_its_metrics(
 
     monkeypatch.setattr(run.bucket, "put", fail)
     (run.directory / "metrics.jsonl").write_text('{"step": 2}\n')
-    run.save(2)
-    run.finish()
+    run.upload(2)
     assert names.index("metrics.jsonl") < names.index("checkpoints/2.json")
     assert "warning: checkpoint 2 is not uploaded yet: s3://bucket/run: cannot" in str(run.said)
 
@@ -285,8 +242,7 @@ def test_hosts_without_a_shared_disk_complete_a_checkpoint_together(
 ) -> None:
     """Each uploads its files; process 0 waits for all of them, and for their records."""
     run = runs("one", None).begin()
-    run.save(2)
-    run.finish()
+    run.upload(2)
     content = (run.directory / "checkpoints/2.json").read_bytes()
     found = pointer.Pointer.parse(content, 2)
     run.bucket.delete(list(run.bucket.sizes()))
@@ -462,9 +418,7 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
 ) -> None:
     """Launchers restart with --resume latest, perhaps on another machine."""
     first = runs("one", None).begin()
-    for step in (2, 4):
-        first.save(step)
-        first.finish()
+    first.upload(2, 4)
     first.close()
     runs("two", "2").begin().close()
     third = runs("three").begin()
@@ -477,15 +431,13 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
 ) -> None:
     """It had fetched the checkpoint, and not yet moved its own aside."""
     first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
     checkpoints = CheckpointSaver(first.directory, 2)  # not uploaded
     save(checkpoints, 8)
     checkpoints.close()
     second = runs("two").begin()
-    second.save(4)
-    second.finish()
+    second.upload(4)
     second.close()
 
     def killed(self: candidates.CheckpointCandidates) -> None:
@@ -503,8 +455,7 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
 def test_the_bucket_of_another_run_is_refused(runs: Callable[..., Run], tmp_path: Path) -> None:
     """Its files would replace those of the run on the disk."""
     first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
     directory = tmp_path / "output"
     checkpoints = CheckpointSaver(directory, 2)
@@ -525,8 +476,7 @@ def test_hosts_without_a_shared_disk_delete_what_earlier_starts_have_fetched(
     first = runs("one", None).begin(keep=1)
     directory = tmp_path / "second process"
     for step in (2, 4):
-        first.save(step)
-        first.finish()
+        first.upload(step)
         other = Mirror(first.bucket, directory, staged=True, say=first.said.append)
         other.own_disk, other._first = True, False
         other.fetch(directory / f"checkpoints/{step}.json")
@@ -540,9 +490,7 @@ def test_damage_that_only_another_host_sees_does_not_end_every_start(
 ) -> None:
     """The host of process 0 has the file on its disk."""
     first = runs("one", None).begin()
-    for step in (2, 4):
-        first.save(step)
-        first.finish()
+    first.upload(2, 4)
     data = pointer.read(first.directory / "checkpoints/4.json").data
     first.bucket.put(f"{data}/state/_METADATA", b"damaged")
     directory = tmp_path / "second process"
@@ -554,9 +502,10 @@ def test_damage_that_only_another_host_sees_does_not_end_every_start(
     assert first.stored_in("damaged/checkpoints") == [4]
 
 
-def test_the_best_is_uploaded_after_a_newer_one_has_replaced_its_upload(
+def test_a_newer_checkpoint_is_uploaded_before_a_best_one_that_fails(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The best one is uploaded as soon as it can be."""
     monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.0)
     run = runs("one", None).begin()
     put, away = run.bucket.put, threading.Event()
@@ -583,8 +532,7 @@ def test_the_best_is_uploaded_after_a_newer_one_has_replaced_its_upload(
 
 def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
     checkpoints = CheckpointSaver(first.directory, 2)  # neither is uploaded
     checkpoints.save(make_state(4), meta_of(4), BOTH)
@@ -602,9 +550,7 @@ def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..
     first = runs("one", None).begin(keep=3)
     assert first.checkpoints is not None
     first.checkpoints.agreed = 2
-    for step in (2, 4, 6):
-        first.save(step, kinds=BOTH)
-        first.finish()
+    first.upload(2, 4, 6, kinds=BOTH)
     first.checkpoints.suspect_after(2, "step 7 was wrong")
     assert first.mirror.suspect_after(2, "step 7 was wrong") == ""
     assert first.stored == first.on_disk == [2]
@@ -618,8 +564,7 @@ def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..
 
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
     hidden = (".lock", ".files-due", ".in-bucket")
     for name in ("secret.sh", "data/9-0/state/x", "samples/a.txt", *hidden):
@@ -637,8 +582,7 @@ def test_fetched_files_are_not_sent_back(
     for name in ("config.json", "samples/4.png", "metrics.jsonl"):
         (first.directory / name).parent.mkdir(exist_ok=True)
         (first.directory / name).write_text("old\n")
-    first.save(2)
-    first.finish()
+    first.upload(2)
     first.close()
     second = runs("two")
     sent: list[str] = []
