@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from program import TINY_MLM, environment, two_processes, write_corpus
+from program import TINY_MLM, two_processes, write_corpus
 from training import toy
 
 from jaxtrain import config
@@ -198,25 +196,28 @@ def line(kind: str) -> str:
 
 UNLESS = ", unless a later operation masks it; "
 EVERY = "NaN in the gradient of first.bias, first.kernel, scale"
+LAYER = "NaN in the gradient of first.bias, first.kernel"
+SHARDED = {"data": 1, "fsdp": 2, "accumulate": 2, "precision": "bfloat16"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "operation", "effects"),
+    ("kind", "how", "operation", "effects"),
     [
-        ("forward", "div", f"NaN in loss; {EVERY}"),
-        ("within", "log", f"NaN in loss; {EVERY}"),
+        ("forward", SHARDED, "div", f"NaN in loss; {EVERY}"),
+        ("within", {"data": 2, "fsdp": 2}, "log", f"NaN in loss; {EVERY}"),
         # A row in which everything is masked: Inf - Inf.
-        ("masked", "sub", "NaN in loss; NaN in the gradient of scale"),
+        ("masked", {}, "sub", "NaN in loss; NaN in the gradient of scale"),
         # Not the -inf of the masks, which are legal.
-        ("mask", "div", f"NaN in loss; {EVERY}"),
+        ("mask", {}, "div", f"NaN in loss; {EVERY}"),
         # An Inf becomes a NaN in the next layer, and in the backward pass.
-        ("scanned", "dot_general", "NaN in loss; NaN in the gradient of first.bias, first.kernel"),
-        ("in_ops", "mul in jaxtrain/ops/layers.py:N", f"NaN in loss; {EVERY}"),
-        ("backward", "mul", "the loss is finite; NaN in the gradient of first.bias, first.kernel"),
+        ("scanned", {}, "dot_general", f"NaN in loss; {LAYER}"),
+        ("in_ops", {}, "mul in jaxtrain/ops/layers.py:N", f"NaN in loss; {EVERY}"),
+        ("backward", {}, "mul", f"the loss is finite; {LAYER}"),
     ],
+    ids=str,
 )
-def test_the_first_operation_is_named(kind: str, operation: str, effects: str) -> None:
-    found = re.sub(r"layers.py:\d+", "layers.py:N", Examined(kind)((3, 7)))
+def test_the_first_operation_is_named(kind: str, how: Any, operation: str, effects: str) -> None:
+    found = re.sub(r"layers.py:\d+", "layers.py:N", Examined(kind, **how)((3, 7)))
     assert found.startswith(
         f"the first NaN is computed at {line(kind)} ({operation}){UNLESS}{effects}"
     )
@@ -242,20 +243,6 @@ def test_an_inf_without_a_nan() -> None:
 
     found = Examined("fine")(first__kernel=inf)
     assert found == "no NaN, but Inf in loss; Inf in the gradient of scale"
-
-
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [
-        ("within", {"data": 2, "fsdp": 2}),
-        ("forward", {"data": 1, "fsdp": 2, "accumulate": 2, "precision": "bfloat16"}),
-    ],
-    ids=str,
-)
-def test_the_operation_is_named_on_any_mesh_with_any_accumulation(kind: str, how: Any) -> None:
-    found = Examined(kind, **how)((6,))
-    assert found.startswith(f"the first NaN is computed at {line(kind)} (")
-    assert f"{UNLESS}NaN in loss; {EVERY}" in found
 
 
 def test_a_model_with_a_shard_map_of_the_program_is_examined() -> None:
@@ -284,16 +271,12 @@ def test_an_example_with_nan() -> None:
     assert Examined("fine")(x=planted) == "NaN is in the batch's x"
 
 
-def test_only_finite_values() -> None:
-    assert Examined("fine")((3,)).startswith("not reproduced: a second computation of the step")
-
-
-def test_the_step_after_it_was_good() -> None:
+def test_the_step_after_it_was_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is reported while the next step is computed, whose state replaces that before it."""
     examined = Examined("forward")
+    monkeypatch.setattr(examined.find, "_examined", lambda *_: "the first NaN")
     found = examined.find(0, 48, *examined.step((3,), step=1))
-    assert found is not None
-    assert found.endswith("; computed with the parameters after the next step")
+    assert found == "the first NaN; computed with the parameters after the next step"
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -379,6 +362,7 @@ def test_a_run_of_two_processes_names_a_planted_example(tmp_path: Path) -> None:
     )
     for log in logs:
         assert f"); {first['origin']}: skipped; see bad_steps.jsonl" in log
+    assert not (tmp_path / "out/.finding-nan").exists()
 
 
 # An example with many equal tokens in a row makes the loss 0/0.
@@ -398,32 +382,6 @@ def logits_at(self, tokens_BS, *arguments):
 mlm.MaskedLanguageModel.logits_at = logits_at
 main.console()
 """
-
-
-@pytest.mark.slow
-def test_a_run_names_a_planted_example(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    (tmp_path / "corpus/text9.txt").write_text(" ".join(["z"] * 24) + ".")
-    (tmp_path / "planted.py").write_text(PLANTED)
-    arguments = [*TINY_MLM, "--data.path", "corpus", "--loop.find_nan", "True"]
-    arguments += ["--loop.steps", "None", "--loop.epochs", "2", "--checkpoint.every", "50"]
-    ended = subprocess.run(
-        [sys.executable, "planted.py", *arguments, "--output-dir", "run"],
-        cwd=tmp_path,
-        env=environment(tmp_path, XLA_FLAGS="--xla_backend_optimization_level=0"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    bad = [json.loads(text) for text in (tmp_path / "run/bad_steps.jsonl").read_text().splitlines()]
-    assert len(bad) == 2  # once per epoch, and no second pass
-    assert not (tmp_path / "run/.finding-nan").exists()
-    assert bad[1]["origin"] is None
-    origin = bad[0]["origin"]
-    assert origin.startswith("the first NaN is computed at planted.py:12 (div), unless")
-    assert f"); {origin}: skipped; see bad_steps.jsonl" in ended.stdout
 
 
 def test_a_checked_step_reports_the_arrays_with_nan_or_inf() -> None:
