@@ -126,21 +126,3 @@ def assert_correct(command: str, out: Path, *, odd: bool) -> None:
                 shapes = [frame.to_ndarray(format="rgb24").shape for frame in container.decode()]
             assert shapes == [shapes[0]] * 8
             assert not any(side % 2 for side in shapes[0][:2])
-
-
-def test_one_frame_is_enough_if_requested(
-    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Metrics of change between frames are omitted, and a clip may have one frame."""
-    video = tmp_path / "one.mp4"
-    MAKERS["one.mp4"](video)
-    report = tmp_path / "found.json"
-    more = ("--data", video, "--frames", 1, *SIZE, "--json", report)
-    assert run("evaluate", weights, *more) == 0
-    found = json.loads(report.read_text())
-    assert set(found["metrics"]) == {"psnr", "ssim"}
-    size = ("--height", 16, "--width", 16, "--min-side", 16, "--workers", 1)
-    assert run("prepare", "clips", video, tmp_path / "out", *size, "--min-frames", 1) == 0
-    assert (
-        "1 clip, 1 frame, from 1 video; excluded 0 videos and 0 frames" in capsys.readouterr().out
-    )

@@ -47,25 +47,6 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "GiB per device" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--seconds", "3"], "--config is missing"),
-        (["--config", "demo", "--sweep", "depth"], "depth"),
-        (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
-        (["--config", "h100_8", "--efficiency", "/tmp/new.json"], "measures one device"),
-        (["ceilings", "--sweep", "batch"], "unknown flag --sweep"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["bench", *arguments]) == 2
-    printed = capsys.readouterr().err
-    assert expected in printed
-    assert printed.count("\n") == 1
-
-
 def test_a_part_that_fails_sets_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -96,23 +95,6 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
     assert command_line.run("checkpoints", [str(run)]) == 1
 
 
-def test_without_an_intact_checkpoint_a_resume_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path in ("checkpoints/4", "checkpoints/9", "best/4"):
-        (run / f"{path}.json").write_text("")
-    assert command_line.run("checkpoints", [str(run)]) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "--resume latest would be refused: no checkpoint can be used"
-    with pytest.raises(InputError, match="is intact"):
-        resume.choose("latest", run, tmp_path, lambda line: None)
-    for folder in ("checkpoints", "best"):
-        shutil.rmtree(run / folder)
-    assert command_line.run("checkpoints", [str(run)]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "--resume latest would start from scratch: no checkpoint can be used"
-
-
 def test_a_bucket_with_only_damaged_checkpoints(
     run: Path,
     tmp_path: Path,
@@ -152,9 +134,6 @@ def test_wrong_use(run: Path, tmp_path: Path) -> None:
         ([str(tmp_path / "nowhere")], "no such folder"),
         ([str(tmp_path)], "has no checkpoints/; pass a run directory$"),
         ([str(run / "checkpoints" / "9")], f"pass a run directory, such as {run}$"),
-        ([str(run / "checkpoints")], f"pass a run directory, such as {run}$"),
-        ([str(run), "--jsn", "x"], "unknown flag --jsn; did you mean --json?"),
-        ([str(run), "--json"], "--json needs a value: FILE"),
         ([str(run), "--json", str(tmp_path / "no" / "x.json")], "does not exist: create it"),
     ):
         with pytest.raises(InputError, match=message):

@@ -5,7 +5,6 @@ import pytest
 from jaxtrain import config
 from jaxtrain.cli import command_line
 from jaxtrain.config import files
-from jaxtrain.errors import InputError
 
 
 def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -55,21 +54,3 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
     assert (
         out(capsys, "diff", "mlm_h200_8", "mlm_a10_8") == "mlm_h200_8 and mlm_a10_8 are the same\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["shwo"], r"configs: unknown action 'shwo'; did you mean show\?"),
-        (["list", "x"], "configs list: unexpected argument 'x'"),
-        (
-            ["show", "h10_16"],
-            r"unknown config 'h10_16'; did you mean h100_16, h100_1, or h100_64\?",
-        ),
-        (["show", "h100_17"], r"did you mean h100_1, h100_16, or h100_8\? .* configs list desc"),
-        (["show", "h100_8", "--seeed", "3"], r"did you mean --seed\?"),
-    ],
-)
-def test_wrong_use(arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        command_line.run("configs", arguments)

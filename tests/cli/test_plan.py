@@ -51,37 +51,6 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     assert found["run"]["steps"] == 50
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--config", "h100_1x"], "did you mean h100_1"),
-        (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
-        (["--config", "demo", "--gps", "1x8"], "plan: unknown flag --gps; did you "),
-        (
-            ["--config", "demo", "--source", "film"],
-            "--source takes one of videos, clips, not 'film'",
-        ),
-        (["--config", "h100_16", "--gpus", "3x8"], "cannot be split over 24 devices"),
-        (
-            ["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"],
-            "do not fill nodes of 8",
-        ),
-        (["--config", "demo", "--fit-seconds", "0"], "--fit-seconds 0"),
-        (["--config", "demo", "--price-per-gpu-hour", "-2"], "--price-per-gpu-hour -2"),
-        (["--config", "demo", "--json", "/tmp"], "is a folder"),
-        (["--config", "h100_16", "--rate-per-core", "0"], "--rate-per-core 0: use more than 0"),
-        (["--config", "h100_16", "--efficiency", __file__], "as an efficiency file"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["plan", *arguments]) == 2
-    printed = capsys.readouterr().err
-    assert expected in printed
-    assert printed.count("\n") == 1
-
-
 Compile = Callable[[Sequence[str]], CompiledStep]
 
 

@@ -99,65 +99,6 @@ def test_clips_then_latents_then_training(
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
-def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in (
-        (("prepare", "frames"), "unknown action 'frames'; choose from clips, tokens, latents"),
-        (("prepare", "clips", tmp_path), "prepare clips: missing OUT"),
-        (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
-        (
-            ("prepare", "clips", tmp_path, "out", "--gop", "many"),
-            "--gop takes a whole number, not 'many'",
-        ),
-        (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
-        (("prepare", "clips", tmp_path, "out", "--no-such"), "unknown flag --no-such"),
-        (
-            ("prepare", "clips", tmp_path, "out", "--heigth", 64),
-            "unknown flag --heigth; did you mean --height?",
-        ),
-        (("prepare", "clips", tmp_path, "out", "--heigth=64"), "did you mean --height?"),
-        (("prepare", "clips", tmp_path, "out", "--no-such"), " prepare clips --help"),
-        (("prepare", "tokens", "--config", "nothing", "--data.path", "x"), "unknown config"),
-        (
-            ("prepare", "tokens", "--config", "demo_mlm", "--data.path", "gone"),
-            "--data.path gone: no such file or folder",
-        ),
-        (("prepare", "latents", "--config", "demo"), "prepare latents: missing --teacher PATH"),
-        (("prepare", "latents", "--teacher", "x"), "--config is missing"),
-        (
-            ("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"),
-            "--config demo_mlm has a model that learns from no latents: use",
-        ),
-        (("prepare", "latents", "--config", "demo", "--teacher", "x"), "x: no such file"),
-        (
-            ("prepare", "latents", "--config", "demo", "--teacher", "x", "--data.path", "gone"),
-            "--data.path gone: no such file",
-        ),
-    ):
-        assert _main(*arguments) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert message in error
-        assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--workers", 0), "--workers 0: use at least 1"),
-        (("--ray-address", "a:1"), "--ray-address a:1 requires --engine ray"),
-        (("--engine", "dask"), "--engine takes one of local, ray, not 'dask'"),
-    ],
-)
-def test_wrong_flags_of_an_engine(
-    flags: tuple[Any, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main("prepare", "clips", tmp_path, tmp_path / "out", *flags) == 2
-    assert said in capsys.readouterr().err
-    tokens = ("--config", "demo_mlm", "--data.path", tmp_path, *flags)
-    assert _main("prepare", "tokens", *tokens) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_too_many_broken_texts_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

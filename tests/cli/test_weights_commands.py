@@ -127,24 +127,6 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     return line
 
 
-def test_a_mismatch_is_named(
-    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    tensors = published(checkout, "taehv_base", source)
-    printed = error(capsys, "import", source, target, "--trim", "always", "--patch-size", 4)
-    assert "misshapen: encoder.0.weight (64, 3, 3, 3) instead of (64, 48, 3, 3)" in printed
-    del tensors["decoder.1.bias"]
-    tensors["head"] = np.zeros(3, np.float32)
-    tensors["encoder.0.bias"] = np.zeros(7, np.float32)
-    safetensors.numpy.save_file(tensors, source)
-    printed = error(capsys, "import", source, target)
-    assert "missing: decoder.1.bias; extra: head; misshapen: encoder.0.bias (7,)" in printed
-    safetensors.numpy.save_file({"x": np.zeros(3, np.float32)}, source)
-    assert "does not have weights of TAEHV" in error(capsys, "import", source, target)
-    assert not target.exists()
-
-
 def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours = small_autoencoder.save(tmp_path / "ours.safetensors")
     theirs = tmp_path / "theirs.safetensors"
@@ -156,14 +138,8 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("import", tmp_path, out), "the name of a weights file must end with"),
         (("import", tmp_path / "torn.safetensors", out), "is not a complete .safetensors file"),
         (("import", theirs, theirs), f"OUT {theirs} is the same file as IN"),
-        (
-            ("import", ours, out, "--trim", "never"),
-            "--trim takes one of always, odd_latents, h3, not 'never'",
-        ),
         (("export", theirs, out), f" import {theirs} OUT.safetensors"),
-        (("export", ours, tmp_path / "o.onnx"), "the name of a weights file must end with"),
         (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
-        (("export", tmp_path, out), "no checkpoint found in "),
     ):
         assert message in error(capsys, *arguments)
         assert not out.exists()
@@ -183,8 +159,6 @@ def test_without_pytorch_a_pth_prints_the_install_command(
 
 def saved(folder: Path, model: Any, params: dict[str, Any]) -> Path:
     """Writes a run directory with a checkpoint of these parameters."""
-    import dataclasses
-
     state = dataclasses.replace(make_state(3), params=params)
     checkpoints = saver.CheckpointSaver(folder, 3, lambda line: None)
     meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}

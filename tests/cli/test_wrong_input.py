@@ -79,18 +79,6 @@ def test_all_wrong_input_is_reported_at_once(
         assert part in line
 
 
-def test_all_wrong_overrides_are_reported_at_once(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unknown = ["--optim.peak_lrr", "1", "--data.pth", "x"]
-    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *unknown]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
-    misfits = ["--optim.peak_lr", "high", "--loop.steps", "1.5"]
-    path = ["--data.path", str(write_corpus(place))]
-    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *path, *misfits]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
-
-
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
@@ -173,15 +161,6 @@ def test_an_unknown_best_metric_is_reported_with_the_known_ones(
     printed = capsys.readouterr().err
     assert "val/psnr is not a metric of this model's validation" in printed
     assert "val/accuracy, val/loss" in printed
-
-
-def test_a_wrong_device_count_is_reported_with_fixes(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main([*TINY_MLM, "--data.path", str(write_corpus(place)), "--mesh.fsdp", "4"]) == 2
-    printed = capsys.readouterr().err
-    for part in ("needs 4 devices", "gives 8", "--mesh.auto True", "--simulate-devices 4"):
-        assert part in printed
 
 
 def test_too_many_broken_videos_stop_the_run(
