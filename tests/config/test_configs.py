@@ -14,7 +14,6 @@ from jaxtrain.config import field_values, files, help, overrides
 from jaxtrain.models import gpt
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
-BERT = ("bert_base_h200_8", "bert_large_h200_8")
 
 # Copied by hand from the tables that the configs implement: per-device batch size, accumulation,
 # global batch size; data, fsdp, shard; prefetch. The workers in the tables are per GPU, and
@@ -97,35 +96,6 @@ def test_video_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (data.brightness, data.contrast, data.saturation, data.hue) == (0.15, 0.15, 0.15, 0.08)
     assert data.blur_sigma == (0.1, 2.0)
     assert data.flip
-
-
-@pytest.mark.parametrize("name", BERT)
-def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
-    """The values are from https://arxiv.org/abs/1810.04805, section 3 and appendix A.2."""
-    run = runs[name]
-    model, optim = run.model, run.optim
-    shape = (model.layers, model.heads, model.hidden, model.vocab_size, model.sequence_length)
-    size = (12, 12, 768) if name == "bert_base_h200_8" else (24, 16, 1024)
-    assert shape == (*size, 30_522, 512)
-    assert (model.mask_fraction, model.dropout, model.ff) == (0.15, 0.1, None)
-    assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
-    assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
-    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
-
-
-def test_ettin_config(runs: dict[str, config.Run]) -> None:
-    """The values are from https://arxiv.org/abs/2412.13663, appendix A, for the base size."""
-    run = runs["ettin_150m_h100_8"]
-    model, optim = run.model, run.optim
-    shape = (model.layers, model.heads, model.hidden, model.ff, model.vocab_size)
-    assert shape == (22, 12, 768, 1152, 50_368)
-    assert (model.local_attention, model.global_every) == (128, 3)
-    assert (model.global_base, model.local_base) == (160_000, 10_000)
-    assert (model.mask_fraction, model.attend, model.sequence_length) == (0.3, "document", 1024)
-    assert (optim.schedule, optim.warmdown_shape, optim.clip_updates) == ("trapezoid", "sqrt", True)
-    assert (optim.peak_lr, optim.b1, optim.b2, optim.eps) == (8e-4, 0.9, 0.98, 1e-6)
-    assert optim.weight_decay == 1e-5
-    assert run.data.tokenizer_kind == "bpe"
 
 
 @pytest.mark.parametrize(("name", "depth", "steps"), GPT_OF_2026)

@@ -95,7 +95,6 @@ def test_overrides_of_each_type() -> None:
     ("arguments", "expected"),
     [
         (["--optim.peek_lr", "1"], "unknown field --optim.peek_lr; "),
-        (["--peak_lr", "1"], "did you mean --optim.peak_lr?"),
         (["--data.eps", "1"], "did you mean --optim.eps?"),
         (["--mesh", "8"], "--mesh is a section, not a field; its fields are --mesh.data, --mesh.f"),
         (["--xyzzy", "8"], "--help all lists the fields"),
@@ -104,12 +103,10 @@ def test_overrides_of_each_type() -> None:
         (["--seed"], "--seed needs a value: a whole number"),
         (["--seed", "1", "2"], "--seed takes a whole number, not '1 2'"),
         (["--loop.steps", "1e5"], "a whole number or None, not '1e5'; did you mean 100000?"),
-        (["--optim.peak_lr", "1e-4x"], "--optim.peak_lr takes a number, not '1e-4x'"),
         (["--mesh.shard", "param"], "params, optimizer, none, not 'param'; did you mean params?"),
         (["--data.flip", "true"], "True or False, not 'true'; did you mean True?"),
         (["--data.sigma", "1"], "2 values, each a number, not '1'"),
         (["--model.widths", "8", "x"], "a list, each a whole number, not '8 x'"),
-        (["--model.frames", "13"], "brings bad luck"),
         (["--model.frames", "13", "--seed", "x"], "--seed takes a whole number, not 'x'"),
     ],
 )  # fmt: skip
@@ -122,13 +119,9 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
     [
         ("--optim.peak_lr 0", "optim.peak_lr=0.0: use a number above 0"),
         ("--loop.steps 0", "loop.steps=0: use at least 1, or None"),
-        ("--optim.weight_decay -1", "optim.weight_decay=-1.0: use a number of at least 0"),
         ("--optim.peak_lr nan", "finite"),
         ("--seed -1", "seed=-1: use "),
         ("--model.bias nan", "model.bias=nan: use a finite number"),
-        ("--optim.b2 1", "optim.b2=1.0: use a number of at least 0 and below 1"),
-        ("--loop.log_every 0", "loop.log_every=0: use at least 1"),
-        ("--data.batch_size 0", "data.batch_size=0: use "),
         (
             "--data.max_bad_share 2",
             "data.max_bad_share=2.0: use a number of at least 0 and at most 1",
@@ -432,18 +425,6 @@ def test_a_run_is_rebuilt_from_its_arguments(changes: list[str]) -> None:
     arguments = config.equivalent_arguments(run)
     assert arguments[:2] == ("--config", "demo")
     assert config.unchecked("demo", arguments[2:]) == run
-
-
-def test_a_users_config_is_passed_by_its_path(tmp_path: Path) -> None:
-    file = tmp_path / "a folder/own.py"
-    file.parent.mkdir()
-    file.write_text(
-        "import dataclasses\nfrom jaxtrain import config\nrun = config.named('demo_gpt')\n"
-        "run = dataclasses.replace(run, model=dataclasses.replace(run.model, depth=3), seed=5)\n"
-    )
-    run = config.load(str(file), ["--loop.steps", "7"])
-    assert config.equivalent_arguments(run) == ("--config", str(file), "--loop.steps", "7")
-    assert "path" not in config.to_dict(run), "where it came from is not recorded"
 
 
 def test_a_printed_command_has_no_query_string() -> None:

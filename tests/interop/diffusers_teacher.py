@@ -131,10 +131,7 @@ def test_latents_are_the_mode_times_the_scaling_factor(cogvideox: Path, frames: 
     latents = video_ae.Config(frames=frames, height=32, width=48, latent_channels=4).latent_shape
     assert (found.dtype, found.shape) == (np.float32, (2, *latents))
     model = diffusers.AutoencoderKLCogVideoX.from_pretrained(cogvideox)
-    with torch.no_grad():
-        x = torch.from_numpy(video).permute(0, 4, 1, 2, 3) * 2 - 1
-        wanted = model.encode(x).latent_dist.mode().permute(0, 2, 3, 4, 1).numpy() * 0.7
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(found, 0.7 * _mode(model, video), atol=1e-5)
     given = _load(cogvideox, scaling=1.4)
     np.testing.assert_allclose(given.encode(video), 2 * found, atol=1e-5)
     assert given.name != teacher.name
@@ -154,10 +151,7 @@ def test_wan_latents_are_normalized_by_its_config(wan: Path) -> None:
     teacher = _load(wan)
     video = _video(9)
     model = diffusers.AutoencoderKLWan.from_pretrained(wan)
-    with torch.no_grad():
-        x = torch.from_numpy(video).permute(0, 4, 1, 2, 3) * 2 - 1
-        mode = model.encode(x).latent_dist.mode().permute(0, 2, 3, 4, 1).numpy()
-    wanted = (mode - np.array([0.1, 0.2, 0.3, 0.4])) / np.array([1.0, 2.0, 3.0, 4.0])
+    wanted = (_mode(model, video) - [0.1, 0.2, 0.3, 0.4]) / [1.0, 2.0, 3.0, 4.0]
     np.testing.assert_allclose(teacher.encode(video), wanted, atol=1e-5)
     longer = np.concatenate([video, np.zeros((2, 3, 32, 48, 3), np.float32)], axis=1)
     np.testing.assert_array_equal(teacher.encode(longer), teacher.encode(video))

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from models import small_autoencoder
 
-from jaxtrain.checkpoint import resume
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card
 from jaxtrain.models import gpt
@@ -177,19 +176,3 @@ def test_a_card_shows_only_the_last_part_of_paths() -> None:
     assert model_card._dataset("hf:org/data@main:default:train") == "org/data"
     assert model_card._dataset("hf:/home/me/data") == ""
     assert model_card._public("hf:/home/me/data") == "data"
-
-
-def test_a_checkpoint_of_a_bucket_is_in_the_cache_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetched: list[object] = []
-
-    def fetch(text: str, flag: str, cache_root: Path, say: object, kinds: object) -> Any:
-        fetched.append((text, flag, cache_root))
-        return tmp_path / "checkpoint", text
-
-    monkeypatch.setattr(resume, "of_url", fetch)
-    model = gpt.Config(vocab_size=64, sequence_length=8, depth=1, init_from="s3://bucket/run")
-    found = hub.with_local_source(model, print, str(tmp_path / "cache"))
-    assert found.init_from == str(tmp_path / "checkpoint")
-    assert fetched == [("s3://bucket/run", "model.init_from", tmp_path / "cache")]

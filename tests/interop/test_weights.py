@@ -146,16 +146,8 @@ def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     message = r"8.json does not fit this model; misshapen: .* and \d+ more\. Use the model config"
     with pytest.raises(InputError, match=message):
         weights.params_for(tmp_path / "run", wide, ModelDefinition(wide.build).params)
-    with pytest.raises(InputError, match=r"no checkpoint found in "):
-        weights.load(tmp_path)
     with pytest.raises(InputError, match=r"gone.pth does not exist"):
         weights.load(tmp_path / "gone.pth")
-    (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(InputError, match=r"x.txt: the name of a weights file must end with"):
-        weights.load(tmp_path / "x.txt")
-    (tmp_path / "x.safetensors").write_bytes(b"hello")
-    with pytest.raises(InputError, match=r"x.safetensors is not a complete .safetensors file"):
-        weights.load(tmp_path / "x.safetensors")
     weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
     language = mlm.Config.tiny()
     with pytest.raises(InputError, match=r"does not fit this model; missing: bert.embeddings"):

@@ -177,7 +177,6 @@ def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
     ("changes", "message"),
     [
         ({"crop": 20}, r"model.adversary.crop=20: use a multiple of 8 up to 32"),
-        ({"crop": 40}, r"up to 32"),
         ({"frames": 10}, r"model.adversary.frames=10: a clip of model.frames=12 has 9"),
     ],
 )
@@ -186,8 +185,5 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, int], message: 
         dataclasses.replace(MODEL, adversary=dataclasses.replace(SETTINGS, **changes))
     with pytest.raises(InputError, match=r"model.adversary.replay=0"):
         video_ae.Adversary(replay=0)
-    for wrong in ({"b1": 1.0}, {"max_grad_norm": -1.0}, {"weight_decay": -3.0}):
-        with pytest.raises(InputError, match=r"model.adversary"):
-            video_ae.Adversary(**wrong)
     with pytest.raises(InputError, match=r"encoder_weight=nan"):
         video_ae.Teacher(encoder_weight=float("nan"))

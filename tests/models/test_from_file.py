@@ -16,7 +16,6 @@ from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert, video_ae, wan_vae
 from jaxtrain.storage import tensor_files
-from jaxtrain.training.state import ModelDefinition
 
 MODELS = {
     "gpt": gpt,
@@ -194,13 +193,3 @@ def test_errors_name_the_wrong_value() -> None:
         from_file.model_config(
             {key: value for key, value in RECORDED.items() if key != "frames"}, "x"
         )
-
-
-def test_inconsistent_heads_are_refused() -> None:
-    """4 heads of width 12 in 2 groups have the same shapes as 6 heads of width 8 in 3."""
-    four = dataclasses.replace(gpt.Config.tiny(), width=48, heads=4, kv_heads=2)
-    six = dataclasses.replace(four, heads=6, kv_heads=3)
-    left, right = (ModelDefinition(one.build).params for one in (four, six))
-    assert {n: a.shape for n, a in left.items()} == {n: a.shape for n, a in right.items()}
-    with pytest.raises(InputError, match=r"with model.heads=4, but this model has 6"):
-        from_file.check_not_in_weights(six, vars(four), Path("there"))

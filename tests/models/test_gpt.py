@@ -172,8 +172,6 @@ def test_each_parameter_is_in_exactly_one_group() -> None:
         ({"heads": 16}, r"model.heads=16 must divide .*: use 8"),
         ({"kv_heads": 3}, r"model.kv_heads=3 must divide the 2 query heads .* use 2"),
         ({"width": 0}, r"model.width=0: use at least 1, or None"),
-        ({"depth": 0}, r"model.depth=0"),
-        ({"loss_piece": 0}, r"model.loss_piece=0"),
         ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
     ],
 )
@@ -255,16 +253,5 @@ def test_exported_weights_are_imported_unchanged(reference: Nanochat) -> None:
     params = {n: np.zeros(a.shape) for n, a in state.ModelDefinition(wide.build).params.items()}
     guessed = gpt.Config.guess(wide.to_weights(params), "x")
     assert (guessed.query_heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
-
-
-def test_weights_that_do_not_fit_are_named(reference: Nanochat) -> None:
-    weights = dict(reference.weights)
-    weights["stranger"] = weights.pop("lm_head.weight")
-    weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:5]
-    with pytest.raises(InputError, match="does not fit this model") as caught:
-        reference.model.from_weights(weights, "there.pt")
-    for words in ("there.pt", "missing: lm_head.weight", "extra: stranger"):
-        assert words in str(caught.value)
-    assert "transformer.wte.weight (5, 64) instead of (199, 64)" in str(caught.value)
     with pytest.raises(InputError, match=r"it has no lm_head.weight"):
-        gpt.Config.guess(weights, "there.pt")
+        gpt.Config.guess({"stranger": np.zeros(3)}, "there.pt")

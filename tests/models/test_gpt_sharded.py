@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -86,13 +85,3 @@ def test_four_devices_match_one_with_the_model_of_2026() -> None:
     for name, of_one in want.items():
         error = np.linalg.norm(moved[name] - of_one) / np.linalg.norm(of_one)
         assert error < 1e-3, (name, error)
-
-
-def test_the_state_has_one_buffer_for_matrices_and_two_for_the_rest() -> None:
-    definition = state.ModelDefinition(MODEL.build)
-    rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
-    target = state.abstract_state(definition, optimizer(1, 8), rule)
-    elements = {name: int(np.prod(array.shape)) for name, array in definition.params.items()}
-    matrices = sum(size for name, size in elements.items() if name.startswith("blocks."))
-    floats = [leaf for leaf in jax.tree.leaves(target.opt) if leaf.dtype == np.float32]
-    assert sum(leaf.size for leaf in floats) == 2 * sum(elements.values()) - matrices

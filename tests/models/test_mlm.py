@@ -107,12 +107,8 @@ def test_the_batch_matches_its_spec() -> None:
         ("bert_large_h200_8", 335_174_458 - 2 * 1024),
     ],
 )
-def test_the_parameter_count_matches_the_formula(name: str, count: int) -> None:
+def test_the_parameter_count(name: str, count: int) -> None:
     model = config.named(name).model
-    v, s, d, f = model.vocab_size, model.sequence_length, model.hidden, 4 * model.hidden
-    embeddings, head = (v + s) * d + 2 * d, d * d + 3 * d + v
-    layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 4 * d
-    assert embeddings + model.layers * layer + head == count
     assert state.parameter_count(state.ModelDefinition(model.build).params) == count
 
 
@@ -127,11 +123,6 @@ def test_padding_changes_no_other_position(encode: Any) -> None:
     """A sequence gives the same vectors with and without padding."""
     tokens = batch(1)["tokens"].at[0, 11:].set(0)
     np.testing.assert_allclose(encode(tokens)[:, :11], encode(tokens[:, :11]), atol=1e-5)
-
-
-def test_examples_do_not_mix(encode: Any) -> None:
-    tokens = batch(2)["tokens"]
-    np.testing.assert_array_equal(encode(tokens)[0], encode(tokens.at[1].set(6))[0])
 
 
 def test_a_sequence_of_only_padding_stays_finite(evaluate: Any) -> None:
@@ -302,13 +293,6 @@ def test_the_numbers_match_bert(bert: tuple[Any, Any]) -> None:
     assert sums["loss"][1] == sums["accuracy"][1] == 4 * (TINY.predicted - 1)
 
 
-def test_a_shorter_model_uses_the_first_position_embeddings(bert: tuple[Any, Any]) -> None:
-    values = bert_state_dict(nnx.merge(*bert))
-    short = dataclasses.replace(TINY, sequence_length=8)
-    found = short.from_weights(values, "bert")["embeddings.position"]
-    np.testing.assert_allclose(found, np.asarray(bert[1]["embeddings"]["position"][...])[:8])
-
-
 def test_initial_values_match_bert() -> None:
     config = dataclasses.replace(TINY, hidden=64, vocab_size=500)
     values = bert_state_dict(config.build(nnx.Rngs(0)))
@@ -321,49 +305,36 @@ def test_initial_values_match_bert() -> None:
             assert array.std() == pytest.approx(0.02, rel=0.1), name
 
 
-@pytest.mark.parametrize(
-    ("sizes", "wanted"),
-    [
-        ({"vocab_size": 25_000, "sequence_length": 256, "hidden": 256, "layers": 8}, 12_875_432),
-        ({"vocab_size": 10_000, "sequence_length": 128, "hidden": 16, "layers": 6}, 192_064),
-    ],
-)
-def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
-    """Counts V D + S D + 2 D, 12 D^2 + 13 D per layer, and D^2 + 3 D + V for the head."""
-    v, s, d, n = (sizes[k] for k in ("vocab_size", "sequence_length", "hidden", "layers"))
-    config = mlm.Config(heads=8, **sizes)
-    module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
-    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
-    assert count == v * d + s * d + 2 * d + n * (12 * d**2 + 13 * d) + d * d + 3 * d + v
-    assert count == wanted
-    graph, params = nnx.split(module)
-    loss = jax.eval_shape(
-        lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0], params, config.batch_spec(4)
-    )
-    assert loss.shape == ()
-
-
 def test_a_sequence_longer_than_the_position_table_is_refused(bert: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match=r"17 tokens .* sequence_length=16"):
         nnx.merge(*bert).hidden_states(jnp.ones((1, 17), jnp.int32))
 
 
+MODERN = modern_bert.Config.tiny()
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("model", "changes", "message"),
     [
-        ({"heads": 3}, r"model.hidden=16 must be a multiple of model.heads=3: use 2 heads"),
-        ({"heads": 0}, r"model.heads=0"),
-        ({"ff": 0}, r"model.ff=0"),
-        ({"dropout": 1.0}, r"model.dropout=1.0"),
+        (TINY, {"heads": 3}, r"model.hidden=16 must be a multiple of model.heads=3: use 2 heads"),
         (
+            MODERN,
+            {"heads": 16},
+            r"model.heads=16 must divide model.hidden=16 into an even",
+        ),
+        (MODERN, {"local_attention": 7}, r"model.local_attention=7 must be even, .* use 8"),
+        (
+            TINY,
             {"mask_fraction": 0.01},
             r"mask_fraction=0.01 of model.sequence_length=16 is less than one token",
         ),
     ],
 )
-def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_values_that_do_not_fit_are_refused(
+    model: Any, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        dataclasses.replace(TINY, **changes)
+        dataclasses.replace(model, **changes)
 
 
 @pytest.mark.slow
@@ -402,9 +373,7 @@ def test_several_gpus_match_a_cpu(model: Any, shard: str, devices: int) -> None:
 def test_the_parameters_are_as_many_as_in_transformers(sizes: Any, wanted: int) -> None:
     """The base and the large model."""
     model = dataclasses.replace(config.named("ettin_150m_h100_8").model, **sizes)
-    v, d, f, n = model.vocab_size, model.hidden, model.ff, model.layers
-    count = v * d + d + n * (4 * d * d + 3 * d * f + 2 * d) - d + d + d * d + d + v
-    assert state.parameter_count(state.ModelDefinition(model.build).params) == count == wanted
+    assert state.parameter_count(state.ModelDefinition(model.build).params) == wanted
 
 
 def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:
@@ -437,16 +406,3 @@ def test_a_tiny_model_learns_a_batch() -> None:
     losses = [step(whole)["loss"] for _ in range(30)]
     assert losses[0] == pytest.approx(np.log(model.vocab_size), rel=0.05)
     assert losses[-1] < 0.3 * losses[0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"heads": 16}, r"model.heads=16 must divide model.hidden=16 into an even head width"),
-        ({"local_attention": 7}, r"model.local_attention=7 must be even, .* use 8"),
-        ({"global_every": 0}, r"model.global_every=0"),
-    ],
-)
-def test_modern_bert_refuses_values_that_do_not_fit(changes: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(modern_bert.Config.tiny(), **changes)

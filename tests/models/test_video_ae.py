@@ -42,6 +42,7 @@ def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
     return {name: array[rows] for name, array in whole.items()}
 
 
+@functools.cache
 def jitted(method: str, graph: Any) -> Any:
     """Returns a function of the parameters and the method's arguments (a batch for the loss).
 
@@ -91,11 +92,6 @@ def test_a_decoded_frame_sees_no_later_latent(parts: tuple[Any, Any]) -> None:
     assert (influence(decode, latents, 0) > 0).tolist() == [True, False, False]
     assert (influence(decode, latents, 1) > 0).tolist() == [True, True, False]
     assert (influence(decode, latents, 8) > 0)[1:].all()
-
-
-def test_a_new_memory_block_is_its_skip_connection() -> None:
-    x = jax.random.uniform(jax.random.key(1), (1, 2, 4, 4, 3))
-    np.testing.assert_array_equal(blocks.MemoryBlock(3, rngs=nnx.Rngs(0))(x), x)
 
 
 @pytest.mark.long
@@ -150,14 +146,6 @@ def test_a_clip_is_padded_with_its_last_frame(parts: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(encode(parts[1], video), encode(parts[1], full), atol=1e-6)
 
 
-def test_clips_do_not_mix(parts: tuple[Any, Any]) -> None:
-    graph, params = parts
-    run = jax.jit(lambda p, v: nnx.merge(graph, p).decode(nnx.merge(graph, p).encode(v)))
-    video = jax.random.uniform(jax.random.key(0), (2, 6, 16, 16, 3))
-    other = video.at[1].set(0)
-    np.testing.assert_array_equal(run(params, video)[0], run(params, other)[0])
-
-
 @pytest.mark.slow
 def test_the_loss_is_the_weighted_error_per_frame(parts: tuple[Any, Any]) -> None:
     """Compares frame i with frame i, not clamped and not augmented."""
@@ -182,18 +170,13 @@ def test_the_loss_is_the_weighted_error_per_frame(parts: tuple[Any, Any]) -> Non
 
 
 @pytest.mark.parametrize("method", ["loss", "evaluate"])
-def test_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> None:
+def test_weighted_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> None:
+    """Clips of weight zero do not count."""
     graph, params = parts
     function, whole = jitted(method, graph), batch(4)
     whole["weight"] = jnp.array([1.0, 2.0, 0.5, 1.0])
     halves = [function(params, rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
     assert_same(function(params, whole), jax.tree.map(jnp.add, *halves))
-
-
-@pytest.mark.parametrize("method", ["loss", "evaluate"])
-def test_clips_of_weight_zero_do_not_count(parts: tuple[Any, Any], method: str) -> None:
-    graph, params = parts
-    function, whole = jitted(method, graph), batch(4)
     whole["weight"] = jnp.array([1.0, 1.0, 0.0, 0.0])
     assert_same(function(params, whole), function(params, rows_of(whole, slice(2))))
 
@@ -324,15 +307,12 @@ def test_flops_match_xlas_count(changes: dict[str, Any]) -> None:
     [
         ({"height": 476}, r"model.height=476 and model.width=16 .* nearest are 480 and 16"),
         ({"height": 8}, r"model.height=8 .* at least 16"),
-        ({"frames": 0}, r"model.frames=0"),
         ({"patch_size": 2, "height": 24}, r"multiples of 16: the nearest are 32 and 16"),
-        ({"patch_size": 0}, r"model.patch_size=0"),
         ({"trim": "h3", "frames": 20}, r"model.frames=20: .* 17 n \+ 5 .*: use 17 or 22"),
         ({"trim": "h3", "frames": 3}, r"model.frames=3: .*: use 5$"),
         ({"time_downscale": (True,)}, r"model.time_downscale=\(True,\): use 3 values"),
         ({"trim": "h3", "frames": 5, "time_downscale": (True,) * 3}, r"4 frames .*, not 8"),
         ({"decoder_widths": (8, 8, 8)}, r"model.decoder_widths=\(8, 8, 8\): use 4 values"),
-        ({"reconstruction_weight": 0.0}, r"model.reconstruction_weight=0.0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import streaming, weights
+from jaxtrain.models.video_ae import streaming
 
 FIXTURES = (
     "taehv_base",
@@ -185,20 +185,6 @@ def test_exported_initial_weights_have_the_expected_spread(base: Reference) -> N
             assert array.std() == pytest.approx(bound / np.sqrt(3), rel=0.1), name
 
 
-def test_every_array_that_does_not_fit_is_named(base: Reference) -> None:
-    tensors = dict(base.tensors)
-    del tensors["encoder.0.bias"], tensors["decoder.20.weight"]
-    tensors["decoder.99.weight"] = np.zeros(3, np.float32)
-    tensors["encoder.17.weight"] = np.zeros((12, 64, 3, 3), np.float32)
-    with pytest.raises(InputError) as raised:
-        base.config.from_weights(tensors, "bad.safetensors")
-    said = str(raised.value)
-    assert "bad.safetensors does not fit this model" in said
-    assert "missing: encoder.0.bias, decoder.20.weight" in said
-    assert "extra: decoder.99.weight" in said
-    assert "misshapen: encoder.17.weight (12, 64, 3, 3) instead of (16, 64, 3, 3)" in said
-
-
 def test_a_stream_reports_that_it_needs_the_number_of_latents() -> None:
     config = video_ae.Config(
         frames=8, height=16, width=16, encoder_width=8, decoder_widths=(8,) * 4, trim="odd_latents"
@@ -213,9 +199,3 @@ def test_a_stream_reports_that_it_needs_the_number_of_latents() -> None:
         stream.push(jnp.zeros((1, 16, 24, 3)))
     stream.flush()
     stream.push(jnp.zeros((1, 16, 24, 3)))
-
-
-def test_the_table_lists_each_array_once() -> None:
-    for wide in (False, True):
-        rows = weights.table(wide=wide).rows
-        assert len({row.ours for row in rows}) == len({row.theirs for row in rows}) == len(rows)

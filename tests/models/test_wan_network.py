@@ -13,7 +13,6 @@ from models import wan_weights
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network
-from jaxtrain.storage import tensor_files
 
 OLD, NEW = wan_weights.NARROW["wan2.1"], wan_weights.NARROW["wan2.2"]
 
@@ -150,7 +149,6 @@ def changed(folder: Path, target: Path, **settings: Any) -> Path:
         ),
         ({"attn_scales": [0.5]}, r"attn_scales \[0.5\] instead of \[\]"),
         ({"latents_mean": [0.0]}, r"latents_mean in its config.json is not a list of 4 numbers"),
-        ({"latents_std": [1, 1, "a", 1]}, r"latents_std in its config.json is not a list of 4"),
         ({"latents_std": [1, 1, 0, 1]}, r"latents_std in its config.json has values of 0 or less"),
     ],
 )
@@ -172,17 +170,3 @@ def test_incomplete_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     (empty / "diffusion_pytorch_model.bin").write_bytes(b"")
     with pytest.raises(InputError, match=r"has no weights: it lacks diffusion_pytorch_model.safet"):
         wan_network.read(empty, NEW, field="field")
-
-
-def test_arrays_that_do_not_fit_are_listed(folder: Path, tmp_path: Path) -> None:
-    other, arrays = changed(folder, tmp_path / "other"), wan_weights.tensors(NEW)
-    del arrays["encoder.conv_in.bias"]
-    arrays["encoder.more"] = np.zeros(3, np.float32)
-    arrays["quant_conv.bias"] = np.zeros(3, np.float32)
-    tensor_files.write(other / wan_network.ARRAYS, arrays, {})
-    with pytest.raises(
-        InputError,
-        match=r"missing: encoder.conv_in.bias; extra: encoder.more; misshapen: quant_conv.bias "
-        r"\(3,\) instead of \(8,\). Download the folder again",
-    ):
-        wan_network.read(other, NEW, field="field")

@@ -42,16 +42,13 @@ LINE = {
 }
 
 
-def test_console_line_of_the_video_model() -> None:
-    assert str(console_line(100, 100000, LINE, 30 * 3600 + 51 * 60)) == (
-        "step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s | "
-        "115 examples/s | data wait 1% | eta 30h51m"
-    )
-
-
 def test_a_step_line_fits_the_terminal() -> None:
     """The rates that follow from others are omitted first, and the data wait after them."""
     line = console_line(100, 100000, LINE, 30 * 3600 + 51 * 60)
+    assert str(line) == (
+        "step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s | "
+        "115 examples/s | data wait 1% | eta 30h51m"
+    )
     assert str(line.fitted(130)) == str(line)
     assert str(line.fitted(120)) == str(line).replace(" | 115 examples/s", "")
     assert str(line.fitted(80)) == (
@@ -161,8 +158,6 @@ def test_images(tmp_path: Path) -> None:
     (value,) = events(tmp_path)[-1].summary.value
     assert (value.tag, value.image.height, value.image.width) == ("reconstruction", 6, 8)
     assert value.image.encoded_image_string == path.read_bytes()
-    with pytest.raises(ValueError, match=r"image x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
-        log.emit(Sample(1, "x", np.zeros((2, 2))))
     with pytest.raises(ValueError, match="sample name"):
         log.emit(Sample(1, "../x", image))
 

@@ -39,11 +39,6 @@ def test_an_image_is_inside_its_labels_pixel_by_pixel() -> None:
         assert rows[:3].max() == rows[-3:].max() == around[-1, 0]
 
 
-def test_an_image_without_labels_is_unchanged() -> None:
-    image = noise(6, 9, 3)
-    assert images.drawn(image, Labels()) is image
-
-
 def test_files_and_tensorboard_get_the_labels() -> None:
     image = noise(64, 90, 3)
     sample = Sample(40, "reconstruction", image, ROWS)

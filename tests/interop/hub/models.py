@@ -192,12 +192,6 @@ def test_a_model_that_transformers_lacks_is_one_file(
         hub.push(tmp_path, "me/video", private=True, message="x", say=print)
 
 
-def test_only_the_files_of_the_model_are_downloaded(published: Repository) -> None:
-    published.commit({"modeling.py": b"raise", "pytorch_model.bin": b"pickle", "a/b.json": b"{}"})
-    folder = hub.local("hf:me/small")
-    assert {path.name for path in folder.iterdir()} == FILES
-
-
 def test_a_file_or_a_revision_can_be_named(published: Repository) -> None:
     first = published.refs["main"]
     other = safetensors.numpy.save({"x": np.zeros(1, np.float32)})
@@ -293,8 +287,6 @@ def test_what_was_downloaded_works_without_a_network(
         ),
         ("hf:me/small", "wrong", r"does not accept the token .*401 Unauthorized.*: run hf auth"),
         ("hf:me/gated", READER, "access to this model is restricted: request it on http"),
-        ("hf:me/empty", READER, "has no config.json, and its weights files are none"),
-        ("hf:me/pickled", READER, "its weights files are 'pytorch_model.bin': use a revision"),
         ("hf:me/small:x.pth", READER, "no such file; its weights files are 'model.safetensors'"),
     ],
 )
@@ -307,8 +299,6 @@ def test_a_model_that_cannot_be_read_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     HUB.add("me/gated", published.files, gated=True)
-    HUB.add("me/empty", {"x.py": b""})
-    HUB.add("me/pickled", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     line = refused(capsys, "generate", source, "once")
