@@ -83,7 +83,7 @@ class CheckpointCandidates:
                 self._say(f"warning: checkpoint {path} is damaged ({damage}): fetching it again")
             damage = self.bucket_run.fetch(kind, step, self.directory)
             if not damage:
-                data = self.bucket_run.store.data(kind, step)
+                data = self.bucket_run.store.data_folder(kind, step)
                 self._fetched.add(data)
                 self._verdicts[data] = ""
         return damage
@@ -117,7 +117,9 @@ class CheckpointCandidates:
         if self.disk_is_behind:
             for kind in KINDS:
                 for step in self._disk.steps(kind):
-                    if self._disk.data(kind, step) != self.bucket_run.store.data(kind, step):
+                    if self._disk.data_folder(kind, step) != self.bucket_run.store.data_folder(
+                        kind, step
+                    ):
                         self._disk.set_aside(kind, step, SUPERSEDED)
         remote.note(self.directory, self.bucket_run.bucket.url, self._fetched)
 
@@ -136,10 +138,10 @@ class CheckpointCandidates:
         """
         if not self._disk_counts or self.bucket_run is None:
             return True
-        data = self.bucket_run.store.data(kind, step)
+        data = self.bucket_run.store.data_folder(kind, step)
         aside = [f"{aside}/{kind}" for aside in (SUPERSEDED, SUSPECT) for kind in KINDS]
         if any(
-            data == self._disk.data(folder, number)
+            data == self._disk.data_folder(folder, number)
             for folder in aside
             for number in self._disk.steps(folder)
         ):
@@ -169,7 +171,7 @@ class CheckpointCandidates:
 
     def _is_behind(self, bucket_run: RemoteRun) -> bool:
         for step in reversed(bucket_run.store.steps()):
-            if data := bucket_run.store.data(CHECKPOINTS, step):
+            if data := bucket_run.store.data_folder(CHECKPOINTS, step):
                 # Read last: an upload may complete at this moment, which notes it before.
                 return data not in remote.noted(self.directory, bucket_run.bucket.url)
         return False

@@ -92,7 +92,9 @@ class RemoteRun:
         for kind in EVERY_KIND:
             stored = self.store.steps(kind)
             for step in disk.steps(kind):
-                if step not in stored or disk.data(kind, step) != self.store.data(kind, step):
+                if step not in stored or disk.data_folder(kind, step) != self.store.data_folder(
+                    kind, step
+                ):
                     disk.place.delete(pointer.name_of(kind, step))
         CheckpointStore(Folder(run_dir)).collect()
 

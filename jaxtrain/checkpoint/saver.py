@@ -285,7 +285,7 @@ class CheckpointSaver:
         kinds = key_value.of_run().decide(
             "kinds of the checkpoint",
             lambda: " ".join(
-                kind for kind in pointer.KINDS if self._store.data(kind, step) == data
+                kind for kind in pointer.KINDS if self._store.data_folder(kind, step) == data
             ),
             SAVE_TIMEOUT_S,
         )
@@ -363,12 +363,12 @@ class CheckpointSaver:
         Raises:
             OSError: one cannot be written.
         """
-        old = [kind for kind in save.kinds if self._store.data(kind, save.step) == save.data]
+        old = [kind for kind in save.kinds if self._store.data_folder(kind, save.step) == save.data]
         try:
             self._store.commit(save.kinds, save.step, save.content)
         except OSError:
             for kind in set(save.kinds).difference(old):
-                if self._store.data(kind, save.step) == save.data:
+                if self._store.data_folder(kind, save.step) == save.data:
                     self._store.delete(kind, save.step)
             raise
 
@@ -401,7 +401,9 @@ class CheckpointSaver:
             return
         if self._last_saved is not None and data == self._last_saved.data:
             return
-        if any(self._store.data(kind, step) == data for kind, step in self._store.pointers()):
+        if any(
+            self._store.data_folder(kind, step) == data for kind, step in self._store.pointers()
+        ):
             return
         if _failure_of(self._check_mounted):  # TensorStore recreates missing folders
             for folder in (self._run_dir / data, self._run_dir / DATA):

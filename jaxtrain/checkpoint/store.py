@@ -52,7 +52,7 @@ class Place(Protocol):
     def delete(self, name: str) -> None:
         """Deletes a file."""
 
-    def data(self) -> set[str]:
+    def data_folders(self) -> set[str]:
         """Returns the folders in ``data/``, such as ``data/12-0123456789ab``."""
 
     def delete_data(self, folders: Iterable[str]) -> None:
@@ -100,7 +100,7 @@ class Folder:
         """Deletes a file."""
         (self.run_dir / name).unlink(missing_ok=True)
 
-    def data(self) -> set[str]:
+    def data_folders(self) -> set[str]:
         """Lists ``data/``."""
         return {f"{DATA}/{name}" for name in self.names(DATA)}
 
@@ -143,7 +143,7 @@ class BucketFolder:
         """Deletes a file."""
         self.bucket.delete([name])
 
-    def data(self) -> set[str]:
+    def data_folders(self) -> set[str]:
         """Lists ``data/``."""
         return {"/".join(name.split("/")[:2]) for name in self.bucket.sizes(DATA)}
 
@@ -196,7 +196,7 @@ class CheckpointStore:
         except InputError as error:
             raise InputError(f"{self.place.shown}/{name}: {error}") from None
 
-    def data(self, kind: str, step: int) -> str:
+    def data_folder(self, kind: str, step: int) -> str:
         """Returns the folder of a checkpoint's files; "" if its pointer is damaged."""
         name = name_of(kind, step)
         if folder := self._data.get(name) or data_of(self.place.get(name)):
@@ -308,13 +308,13 @@ class CheckpointStore:
         """
         used, unknown = set(keep), set()
         for kind, step in self.pointers():
-            if folder := self.data(kind, step):
+            if folder := self.data_folder(kind, step):
                 used.add(folder)
             else:
                 unknown.add(step)
         return [
             folder
-            for folder in sorted(self.place.data() - used)
+            for folder in sorted(self.place.data_folders() - used)
             if (number := folder.removeprefix(f"{DATA}/").partition("-")[0]).isdecimal()
             and int(number) not in unknown
         ]

@@ -511,7 +511,7 @@ class Mirror:
                 with contextlib.suppress(Damaged):
                     described, content = disk.read(kind, step)
                     stored = step in self._remote.store.steps(kind)
-                    if not stored or self._remote.store.data(kind, step) != described.data:
+                    if not stored or self._remote.store.data_folder(kind, step) != described.data:
                         kinds = (
                             *(saves[described.data].kinds if described.data in saves else ()),
                             kind,

@@ -53,7 +53,7 @@ def test_a_fetched_checkpoint_is_the_stored_one(stored: RemoteRun, tmp_path: Pat
 
 @pytest.mark.parametrize("how", ["changed", "shorter", "longer", "missing", "pointer"])
 def test_damage_is_found_before_it_is_used(stored: RemoteRun, tmp_path: Path, how: str) -> None:
-    name = f"{stored.store.data('checkpoints', 4)}/state/d/0"
+    name = f"{stored.store.data_folder('checkpoints', 4)}/state/d/0"
     content = FILES["state/d/0"] + b"\4"
     if how == "pointer":
         stored.bucket.put("checkpoints/4.json", b"{")
@@ -173,7 +173,7 @@ def test_it_notices_that_objects_have_changed(stored: RemoteRun, tmp_path: Path)
         return found
 
     assert damaged() == {}
-    name = f"{stored.store.data('checkpoints', 6)}/state/d/0"
+    name = f"{stored.store.data_folder('checkpoints', 6)}/state/d/0"
     right = stored.bucket.get(name)
     assert right is not None
     stored.bucket.put(name, right.data[::-1])

@@ -47,7 +47,7 @@ def save(
 def test_a_committed_checkpoint_is_there(store: CheckpointStore, tmp_path: Path) -> None:
     data = save(store, tmp_path, 4, "checkpoints", "best")
     assert store.steps() == store.steps("best") == [4]
-    assert store.data("checkpoints", 4) == store.data("best", 4) == data
+    assert store.data_folder("checkpoints", 4) == store.data_folder("best", 4) == data
     found, content = store.read("checkpoints", 4)
     assert (found.step, found.to_json()) == (4, content)
     with pytest.raises(Damaged, match="there is no such checkpoint"):
@@ -75,10 +75,10 @@ def test_a_step_that_is_saved_again_replaces_its_pointer(
 ) -> None:
     old = save(store, tmp_path, 4)
     new = save(store, tmp_path, 4, name="1" * 12)
-    assert store.data("checkpoints", 4) == new
-    assert store.place.data() == {old, new}
+    assert store.data_folder("checkpoints", 4) == new
+    assert store.place.data_folders() == {old, new}
     store.collect()
-    assert store.place.data() == {new}
+    assert store.place.data_folders() == {new}
 
 
 def test_a_checkpoint_that_is_gone_is_not_moved(store: CheckpointStore, said: list[str]) -> None:
@@ -97,12 +97,12 @@ def test_the_reason_goes_with_what_is_moved(
     assert said[0].startswith("warning: checkpoint ")
     assert "/checkpoints/4 is damaged (a byte is wrong): moved to " in said[0]
     store.collect()
-    assert store.place.data() == {data}  # it may be inspected
+    assert store.place.data_folders() == {data}  # it may be inspected
     save(store, tmp_path, 4, name="1" * 12)
     store.set_aside("checkpoints", 4, "damaged", "another one")
     assert store.place.get("damaged/checkpoints/4.txt") == b"another one\n"
     store.collect()
-    assert store.place.data() == {f"data/4-{'1' * 12}"}
+    assert store.place.data_folders() == {f"data/4-{'1' * 12}"}
 
 
 def test_all_after_a_step_are_suspect(store: CheckpointStore, tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_only_files_that_nothing_points_to_are_deleted(
     store.place.put("data/mine/notes.txt", b"mine")
     fresh = CheckpointStore(store.place)
     fresh.collect(keep=[writing])
-    assert store.place.data() == {kept, writing, "data/mine"}
-    assert lost not in store.place.data()
+    assert store.place.data_folders() == {kept, writing, "data/mine"}
+    assert lost not in store.place.data_folders()
     fresh.collect()
-    assert store.place.data() == {kept, "data/mine"}
+    assert store.place.data_folders() == {kept, "data/mine"}
 
 
 def test_files_of_a_damaged_pointer_are_not_deleted(store: CheckpointStore, tmp_path: Path) -> None:
     data = save(store, tmp_path, 4)
     store.place.put("checkpoints/4.json", b"{")
     CheckpointStore(store.place).collect()
-    assert store.place.data() == {data}
+    assert store.place.data_folders() == {data}
