@@ -9,20 +9,21 @@ larger `model.depth`.
 """
 
 from jaxtrain import config
+from jaxtrain.models import gpt
 
-run = config.named("gpt_32gb_conservative").override(
+run = config.named("gpt_2026_h100_1").override(
     {
         "precision": "float32",  # CPUs compute bfloat16 slowly
-        "model.vocab_size": 2048,
-        "model.sequence_length": 128,
-        "model.depth": 4,
-        "model.width": 128,
-        "model.heads": 4,
+        "model": gpt.Config.of_2026(
+            vocab_size=2048, sequence_length=128, depth=4, width=128, heads=4
+        ),
         "data.demo": True,
         "data.batch_size": 16,
+        "data.fit_documents": False,  # documents are longer than sequences
+        "optim.warmup_steps": None,
+        "optim.warmup_fraction": 0.05,
         "optim.accumulate": 1,
-        "optim.muon": config.Muon(momentum_steps=100),
-        "loop.tokens_per_param": None,
+        "optim.muon.momentum_steps": 100,
         "loop.steps": 200,
         "loop.log_every": 20,
         "loop.eval_every": 100,

@@ -46,7 +46,7 @@ def test_a_rate_that_no_parameter_uses_is_reported(changes: dict[str, Any], warn
     assert found == warned * [
         "warning: optim.peak_lr 0.0003 has no effect, because optim.muon sets the rates of all "
         "parameters: set --optim.muon.peak_lr, --optim.muon.embedding_lr, "
-        "--optim.muon.unembedding_lr, or --optim.muon None to use AdamW"
+        "--optim.muon.unembedding_lr, --optim.muon.scalar_lr, or --optim.muon None to use AdamW"
     ]
 
 

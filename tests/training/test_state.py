@@ -33,7 +33,7 @@ MODELS: tuple[tuple[Any, Any], ...] = (
     (dataclasses.replace(gpt.Config.tiny(), kv_heads=1), of_gpt),
     (llama.Config.tiny(), of_llama),
     (mlm.Config.tiny(), of_mlm),
-    *((config.named(name).model, of_gpt) for name in ("demo_gpt", "gpt_h100_8")),
+    *((config.named(name).model, of_gpt) for name in ("gpt_32gb_conservative", "gpt_h100_8")),
     (config.named("a6000_medium").model, of_llama),
     (config.named("demo_mlm").model, of_mlm),
 )
