@@ -7,7 +7,8 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,44 +43,16 @@ sys.exit(main.main(sys.argv[1:]))
 # demo_mlm, reduced so that it compiles in a few seconds. Tests should not change other values that
 # affect compilation, including the learning rate: then they share the compilation cache.
 TINY_MLM = [
-    "--config",
-    "demo_mlm",
-    "--model.hidden",
-    "32",
-    "--model.ff",
-    "64",
-    "--model.layers",
-    "1",
-    "--model.heads",
-    "2",
-    "--model.vocab_size",
-    "300",
-    "--model.sequence_length",
-    "32",
-    "--model.dropout",
-    "0.1",
-    "--data.batch_size",
-    "8",
-    "--data.workers",
-    "0",
-    "--optim.peak_lr",
-    "1e-2",
-    "--optim.schedule",
-    "constant",
-    "--optim.warmup_steps",
-    "0",
-    "--optim.warmup_fraction",
-    "None",
-    "--loop.epochs",
-    "None",
-    "--loop.log_every",
-    "1",
-    "--loop.eval_every",
-    "None",
-    "--checkpoint.best_metric",
-    "None",
-    "--mesh.min_shard_elements",
-    "64",
+    *("--config", "demo_mlm"),
+    *("--model.hidden", "32", "--model.ff", "64", "--model.layers", "1"),
+    *("--model.heads", "2", "--model.vocab_size", "300", "--model.sequence_length", "32"),
+    *("--model.dropout", "0.1"),
+    *("--data.batch_size", "8", "--data.workers", "0"),
+    *("--optim.peak_lr", "1e-2", "--optim.schedule", "constant", "--optim.warmup_steps", "0"),
+    *("--optim.warmup_fraction", "None"),
+    *("--loop.epochs", "None", "--loop.log_every", "1", "--loop.eval_every", "None"),
+    *("--checkpoint.best_metric", "None"),
+    *("--mesh.min_shard_elements", "64"),
 ]
 
 
@@ -122,6 +95,40 @@ def execute(
     )
 
 
+def started(directory: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
+    """Starts jaxtrain as :func:`run` does, in its own session, with one pipe for its output."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=directory,
+        env=environment(directory, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(
+    condition: Callable[[], Any], *processes: subprocess.Popen[str], seconds: float = 240.0
+) -> Any:
+    """Returns what the condition returns once that is true; the processes must run until then."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        for process in processes:
+            assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def free_port() -> int:
+    """Returns a port of 127.0.0.1 at which no process listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def train(directory: Path, *arguments: object, **more: str) -> str:
     """Runs jaxtrain, which must succeed; returns its standard output."""
     found = run(directory, *arguments, **more)
@@ -153,10 +160,8 @@ def two_processes(
         second_directory: working directory of process 1, if it differs.
         program: arguments of Python, before those of jaxtrain.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # a free port
-        port: int = probe.getsockname()[1]
-    started = [
+    port = free_port()
+    both_started = [
         subprocess.Popen(
             [sys.executable, *program, *map(str, (*arguments, *(only_second if number else ())))],
             cwd=(second_directory if number else None) or directory,
@@ -174,9 +179,9 @@ def two_processes(
         for number in range(2)
     ]
     try:
-        yield started
+        yield both_started
     finally:
-        for process in started:
+        for process in both_started:
             process.kill()
             process.communicate()
 

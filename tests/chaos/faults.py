@@ -1,8 +1,8 @@
 """Plans faults and their moments from a seed."""
 
 import random
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from chaos.damage import DAMAGES
 
@@ -63,9 +63,6 @@ class Fault:
         if self.moment == "anywhere":
             return 0.7 * self.share * undisturbed_s
         return self.share * _WITHIN_S[self.moment]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def parse(cls, text: str) -> Self:

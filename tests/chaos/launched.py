@@ -24,13 +24,11 @@ class Process:
         pid: process ID.
         index: number of the training process; None for workers and the launcher's processes.
         trains: whether it is a training process or one of its workers.
-        parent: PID of the parent process.
     """
 
     pid: int
     index: int | None
     trains: bool
-    parent: int
 
 
 class Launched:
@@ -90,10 +88,10 @@ class Launched:
                 environment = Path(entry.path, "environ").read_bytes()
                 if self._mark not in environment.split(b"\0"):
                     continue
-                # pid (name) state parent ...
-                state, parent = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:2]
+                # pid (name) state ...
+                state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":  # zombies have ended
-                    found.append(_described(int(entry.name), environment, int(parent)))
+                    found.append(_described(int(entry.name), environment))
         return found
 
     def training(self) -> dict[int, int]:
@@ -131,13 +129,13 @@ def send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-def _described(pid: int, environment: bytes, parent: int) -> Process:
+def _described(pid: int, environment: bytes) -> Process:
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     if b"python" not in os.path.basename(command[0]):
-        return Process(pid, None, trains=False, parent=parent)
+        return Process(pid, None, trains=False)
     if b"jaxtrain.main" not in command:
         worker = any(b"multiprocessing" in word for word in command)
-        return Process(pid, None, trains=worker, parent=parent)
+        return Process(pid, None, trains=worker)
     name = b"JAX_PROCESS_ID="
     indices = [word[len(name) :] for word in environment.split(b"\0") if word.startswith(name)]
-    return Process(pid, int(indices[0]) if indices else 0, trains=True, parent=parent)
+    return Process(pid, int(indices[0]) if indices else 0, trains=True)

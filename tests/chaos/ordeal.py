@@ -206,7 +206,7 @@ class Ordeal:
                 self._expect_saved(hit)
         if self._striker.about_to_be_freed():
             self._copy_newest()
-        self._striker.take_back(self._launched)
+        self._striker.take_back()
         if now - self._looked_at > _LOOK_AT_PROCESSES_S:
             self._looked_at = now
             self._look_at_processes()

@@ -181,7 +181,7 @@ class Striker:
         """Whether the disk is full and should be freed now."""
         return self._freed_at is not None and time.monotonic() >= self._freed_at
 
-    def take_back(self, launched: Launched) -> None:
+    def take_back(self) -> None:
         """Ends temporary faults whose time is over."""
         now = time.monotonic()
         for pid in [pid for pid, until in self._paused.items() if now >= until]:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from chaos.launched import Launched
 from chaos.striking import Stored, Striker
 from chaos.watch import Watch
 from checkpoint import small_checkpoint
+from program import wait_for
 from storage.bucket_server import Server
 
 from jaxtrain.checkpoint import pointer
@@ -228,10 +228,7 @@ def test_all_processes_of_a_launcher_are_found_and_stopped(
     script.write_text("(setsid sleep 600 &)\nexec sleep 600\n")
     monkeypatch.setattr("chaos.launched.LAUNCHER", script)
     launched = Launched(1, [], tmp_path, "a mark", {})
-    deadline = time.monotonic() + 60
-    while len(launched.processes()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: len(launched.processes()) == 2, seconds=60)
     assert launched.training() == {}
     assert launched.code() is None
     launched.kill_everything()

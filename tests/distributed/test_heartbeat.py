@@ -6,28 +6,18 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed.fake_key_value import FakeClient
-from program import two_processes
+from program import two_processes, wait_for
 
 from jaxtrain.distributed import heartbeat
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
-
-
-def run_python(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 class Shared(FakeClient):
@@ -65,14 +55,6 @@ def lost(store: Shared) -> Iterator[list[str]]:
     with heartbeat_of(1, store) as one:
         one.when_lost(lambda reason, code: reasons.append(reason))
         yield reasons
-
-
-def wait_for(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def test_the_table_shows_every_process(store: Shared) -> None:
@@ -156,7 +138,13 @@ def test_the_exit_code_after_another_process_left(code: int, own: int) -> None:
     with heartbeat_of(1, store):
         time.sleep(60)
     """
-    ended = run_python(program)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == own, ended.stderr
     assert f"process 0 has ended with exit code {code}" in ended.stderr
 

@@ -1,7 +1,6 @@
 """How processes connect and agree, as far as one process can test it."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from distributed.fake_key_value import FakeClient
 from distributed.test_rendezvous import listeners
+from program import free_port
 from training import toy
 
 from jaxtrain.distributed import process_group
@@ -133,9 +133,7 @@ processes.end(0, Heartbeat(key_value.of_run(), None))
 @pytest.mark.long
 def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
     """One process too many learns that the run is complete: jax's service answers it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def started(index: int, patience_s: str) -> "subprocess.Popen[str]":
         variables = {
@@ -209,40 +207,30 @@ def test_one_process_agrees_at_once() -> None:
         assert [reduced({"wish": wish})["wish"] for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
 
 
-def test_several_processes_agree_on_the_largest_one_call_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each of eight processes is a device here, and contributes 0, 1, ... 7 times the value."""
+@pytest.fixture
+def eight_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process is a device here, and has 0, 1, ... 7 times the values; the first has none."""
 
     def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-        assert local.shape == shape == (8, 1)
-        return jax.device_put(local * np.arange(8, dtype=local.dtype)[:, None], sharding)
-
-    monkeypatch.setattr(jax, "process_count", lambda: 8)
-    monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
-    exchange = process_group.Exchange(toy.mesh_of(2, 4), largest=["wish"])
-    assert not exchange.delayed({"wish": 2})  # nothing is known yet
-    assert [exchange.delayed({"wish": wish})["wish"] for wish in (0, 1, 0)] == [14, 0, 7]
-    assert exchange.now({"wish": 3}) == {"wish": 21}
-
-
-def test_named_numbers_of_several_processes_are_reduced_in_one_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each of eight processes is a device here; the first has no values."""
-
-    def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-        assert local.shape == shape == (8, 4)
+        assert local.shape == shape
         values = local * np.arange(8, dtype=local.dtype)[:, None]
         values[0] = np.nan
         return jax.device_put(values, sharding)
 
     monkeypatch.setattr(jax, "process_count", lambda: 8)
     monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
+
+
+@pytest.mark.usefixtures("eight_processes")
+def test_several_processes_agree_one_call_later() -> None:
+    exchange = process_group.Exchange(toy.mesh_of(2, 4), largest=["wish"])
+    assert not exchange.delayed({"wish": 2})  # nothing is known yet
+    assert [exchange.delayed({"wish": wish})["wish"] for wish in (0, 1, 0)] == [14, 0, 7]
+    assert exchange.now({"wish": 3}) == {"wish": 21}
     exchange = process_group.Exchange(
         toy.mesh_of(2, 4), mean=["share", "power"], largest=["heat", "memory"]
     )
-    assert exchange.delayed({"heat": 10.0, "power": 100.0}) == {}  # nothing is known yet
+    assert exchange.delayed({"heat": 10.0, "power": 100.0}) == {}
     assert exchange.delayed({}) == {"power": 400.0, "heat": 70.0}
     assert exchange.delayed({}) == {}
 
@@ -295,17 +283,6 @@ def test_process_zero_acts_first_and_the_others_never_wait_in_vain(
     with pytest.raises(InputError, match="no such folder"):
         process_group.process_zero_first(lambda: action(InputError("no such folder")), "data")
     assert events == order
-
-
-def test_every_process_gets_the_text_of_process_zero(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def decide() -> str:
-        assert process_group.key_value.of_run().index == 0
-        return "a folder"
-
-    texts = of_two(monkeypatch, lambda: process_group.process_zero_decides(decide))
-    assert texts == ["a folder"] * 2
 
 
 @pytest.mark.parametrize(

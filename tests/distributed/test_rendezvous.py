@@ -14,17 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program import free_port
 
 from jaxtrain.distributed import cluster_env, key_value, rendezvous
 from jaxtrain.distributed.cluster_env import Cluster
 from jaxtrain.errors import InputError, RunAgain
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def member(index: int, count: int, port: int, host: str = "127.0.0.1") -> Cluster:
@@ -109,20 +103,16 @@ def test_different_process_counts_are_reported() -> None:
     assert "expects 3 processes, process 0" in str(errors[0])
 
 
-def test_missing_processes_are_named_to_all() -> None:
+def test_missing_processes_are_named_to_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the others wait, and in the error."""
+    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.7)
     port = free_port()
     errors = outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
     assert {type(one) for one in errors} == {RunAgain}
     for one in errors:
         assert "within 2 s: 1, 3 (present: 0: pid" in str(one)
-
-
-def test_a_missing_process_is_named_while_the_others_wait(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.7)
-    port = free_port()
-    outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
     lines = capsys.readouterr().err.splitlines()
     first, second = sorted(line for line in lines if "reached" in line)
     assert f"processes 1, 3 of 4, which have not reached 127.0.0.1:{port} (1 s so far)" in first
@@ -151,19 +141,18 @@ def test_the_program_that_holds_the_port_is_named(
     assert named in line
 
 
-def test_no_listener_at_the_address() -> None:
-    (error,) = outcomes([member(1, 2, free_port())], patience_s=0.5)
+@pytest.mark.parametrize(
+    ("index", "host", "words"),
+    [
+        (1, "127.0.0.1", ("found no process 0 at 127.0.0.1", "this machine itself")),
+        # An address for documentation, which is no host's.
+        (0, "192.0.2.123", ("192.0.2.123", "does not lead there")),
+    ],
+)
+def test_a_wrong_address_is_named(index: int, host: str, words: tuple[str, ...]) -> None:
+    (error,) = outcomes([member(index, 2, free_port(), host)], patience_s=1)
     assert isinstance(error, RunAgain)
-    assert "found no process 0 at 127.0.0.1" in str(error)
-    assert "this machine itself" in str(error)
-
-
-def test_the_address_does_not_lead_to_process_0() -> None:
-    cluster = member(0, 2, free_port(), host="192.0.2.123")  # for documentation: not a host
-    (error,) = outcomes([cluster], patience_s=1)
-    assert isinstance(error, RunAgain)
-    assert "192.0.2.123" in str(error)
-    assert "does not lead there" in str(error)
+    assert all(word in str(error) for word in words)
 
 
 @pytest.mark.long
@@ -227,9 +216,7 @@ def waiting(count: int, port: int, patience_s: float = 60.0) -> Iterator[list[Ex
 
 FOREIGN = (
     b'{"index":1,"count":3,"where":"x"}\n',
-    b'{"jaxtrain":"here","index":1.5,"count":2,"where":"x","call":"y"}\n',
     b'{"jaxtrain":"here","index":"1","count":2,"where":"x","call":"y"}\n',
-    b'{"jaxtrain":"here","index":1,"count":null,"where":"x","call":"y"}\n',
     b"[" * 60_000 + b"\n",
     b"x" * 5_000_000,
     b'{"jaxtrain": "\xff\xfe"}\n',
@@ -270,25 +257,10 @@ def test_a_slow_line_is_dropped(
 
 
 @pytest.mark.parametrize(
-    ("answer", "greets"), [(b"[" * 60_000 + b"\n", True), (b"\xff\n", False)], ids=["json", "bytes"]
-)
-def test_foreign_answers_do_not_end_a_caller(answer: bytes, greets: bool) -> None:
-    greeting = b'{"jaxtrain": "who"}\n' if greets else b""
-    with listening(greeting + answer) as port:
-        (error,) = outcomes([member(1, 2, port)], patience_s=1)
-    assert isinstance(error, RunAgain)
-    assert str(error).isprintable()
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"index": 2}, r"process 2 \(x\) is outside the 2 processes .* from 0 to 1"),
         ({"index": 1, "count": 5}, r"process 1 \(x\) expects 5 processes"),
-        (
-            {"index": 9, "where": "\x1b]0;\u202eowned\x07\n" + "y" * 1000},
-            r"process 9 \(\?\]0;\?owned\?\?y{1000}\) is outside",
-        ),
     ],
 )
 def test_a_misconfigured_process_of_the_run_is_a_one_line_error(
@@ -302,7 +274,6 @@ def test_a_misconfigured_process_of_the_run_is_a_one_line_error(
     (error,) = first
     assert isinstance(error, InputError)
     assert re.search(message, str(error))
-    assert str(error).isprintable()
     assert answer["jaxtrain"] == str(error)
 
 

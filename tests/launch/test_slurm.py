@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from launch.stub import LAUNCH, RECORDED, Stubs
+from program import wait_for
 
 from jaxtrain.distributed import cluster_env
 
@@ -79,11 +79,7 @@ def test_sigterm_goes_to_the_tasks_and_the_job_waits_for_them(tmp_path: Path) ->
     plan = "play() { trap 'sleep 0.3; touch saved.$index; exit 75' TERM; stopped; }"
     stubs = Stubs(tmp_path, plan)
     with stubs.start("slurm.sbatch", *RUN, **BATCH) as job:
-        deadline = time.monotonic() + 60
-        while len(list(stubs.stubs.glob("ready.*"))) < 2:
-            assert job.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, job)
         os.kill(job.pid, signal.SIGTERM)  # only the script, like --signal=B:
         job.communicate(timeout=60)
         assert job.returncode == 0
