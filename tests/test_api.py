@@ -128,7 +128,8 @@ def test_an_autoencoder_takes_arrays_and_files(tmp_path: Path) -> None:
         model.generate("a")
 
 
-def test_configs_are_overridden_from_python() -> None:
+def test_configs_are_overridden_from_python(tmp_path: Path) -> None:
+    """Values of numpy and paths are taken, too."""
     run = jaxtrain.load_config("demo_gpt", {"loop.steps": "1k", "optim.average.decay": 0.9})
     assert (run.loop.steps, run.optim.average.decay) == (1000, 0.9)
     assert run.override({"optim.muon": None}).optim.muon is None
@@ -138,6 +139,13 @@ def test_configs_are_overridden_from_python() -> None:
         run.override({"loop.steps": "soon"})
     with pytest.raises(jaxtrain.InputError, match="exactly one of"):
         run.override({"loop.epochs": 2})
+    widths = {"data.path": tmp_path, "model.decoder_widths": [32, 16, 16, 8]}
+    run = jaxtrain.load_config("demo").override(
+        {"loop.steps": np.int64(5), "optim.peak_lr": np.float32(0.5), **widths}
+    )
+    assert (run.loop.steps, run.optim.peak_lr) == (5, 0.5)
+    assert (run.data.path, run.model.decoder_widths) == (str(tmp_path), (32, 16, 16, 8))
+    assert type(run.loop.steps) is int
 
 
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
@@ -167,20 +175,6 @@ def test_a_result_ignores_what_a_kill_left(tmp_path: Path) -> None:
     assert result.checkpoints == []
     assert result.best is None
     assert "Ctrl-C, step 0" in repr(result)
-
-
-def test_values_of_numpy_and_paths_are_taken(tmp_path: Path) -> None:
-    run = jaxtrain.load_config("demo").override(
-        {
-            "loop.steps": np.int64(5),
-            "optim.peak_lr": np.float32(0.5),
-            "data.path": tmp_path,
-            "model.decoder_widths": [32, 16, 16, 8],
-        }
-    )
-    assert (run.loop.steps, run.optim.peak_lr) == (5, 0.5)
-    assert (run.data.path, run.model.decoder_widths) == (str(tmp_path), (32, 16, 16, 8))
-    assert type(run.loop.steps) is int
 
 
 def test_a_run_starts_in_the_main_thread_only() -> None:

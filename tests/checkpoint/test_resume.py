@@ -113,6 +113,9 @@ def test_find_step_and_path(run: Path, tmp_path: Path) -> None:
         resume.choose("5", run, tmp_path)
     with pytest.raises(InputError, match="requires --output-dir"):
         resume.choose("5", None, tmp_path)
+    with pytest.raises(InputError, match=rf"^--resume 400: {tmp_path}/gone does not exist: pass t"):
+        resume.choose("400", tmp_path / "gone", tmp_path)
+    assert not (tmp_path / "gone").exists()
     with pytest.raises(InputError, match=r"nowhere: no such folder"):
         resume.choose(str(tmp_path / "nowhere"), None, tmp_path)
     with pytest.raises(InputError, match="no complete checkpoint found in"):
@@ -429,10 +432,3 @@ def test_a_step_is_found_in_the_bucket_too(places: Places) -> None:
     assert places.latest("4") == older
     with pytest.raises(InputError, match="has no complete checkpoint 5; checkpoints/ has: 4, 8"):
         places.latest("5")
-
-
-def test_a_step_of_a_missing_run_directory_is_rejected(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with pytest.raises(InputError, match=rf"^--resume 400: {gone} does not exist: pass the "):
-        resume.choose("400", gone, tmp_path)
-    assert not gone.exists()

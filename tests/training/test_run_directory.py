@@ -113,7 +113,6 @@ def test_a_start_removes_temporary_files_of_a_killed_one(
 
 
 def test_resume_latest_without_a_directory_uses_that_of_the_run(root: Path) -> None:
-    fake_checkpoint(root / "demo" / "2026-01-01T00-00-00Z", 3)
     newest = fake_checkpoint(root / "demo" / "2026-01-02T00-00-00Z", 5)
     found = run_directory.start_from("demo", "latest", None, root)
     assert found == newest
@@ -128,26 +127,23 @@ def test_an_unwritable_directory_is_reported(root: Path, tmp_path: Path) -> None
             run_directory.prepare("demo", str(given), None, None, root)
 
 
-def test_a_folder_named_latest_is_not_replaced(root: Path) -> None:
-    (root / "latest").mkdir(parents=True)
-    run = run_directory.prepare("demo", None, None, None, root)
-    said: list[str] = []
-    run_directory.point_latest(run, root, said.append)
-    assert said == [f"warning: cannot write {root / 'latest'}, which names {run} (Is a directory)"]
-
-
-def test_a_full_disk_does_not_end_the_run_after_a_save(
+def test_a_latest_that_cannot_be_written_is_one_warning(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A folder of that name is not replaced, and a full disk does not end the run after a save."""
     run, said = run_directory.prepare("demo", None, None, None, root), list[str]()
+    (root / "latest").mkdir()
+    run_directory.point_latest(run, root, said.append)
 
     def refuse(path: Path, data: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(run_directory, "write_whole", refuse)
     run_directory.point_latest(run, root, said.append)
-    why = "No space left on device"
-    assert said == [f"warning: cannot write {root / 'latest'}, which names {run} ({why})"]
+    assert said == [
+        f"warning: cannot write {root / 'latest'}, which names {run} ({why})"
+        for why in ("Is a directory", "No space left on device")
+    ]
 
 
 def test_the_config_is_written_atomically(tmp_path: Path) -> None:
@@ -264,17 +260,13 @@ def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
     assert kinds.count(True) == 1, f"{documented}: of the run, of a checkpoint, of this machine"
 
 
-@pytest.mark.parametrize("name", ["log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run"])
-def test_files_of_a_run_are_its_own(name: str) -> None:
-    assert run_directory.is_own(name)
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("own", "names"),
     [
-        *("notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock"),
-        *(".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png"),
+        (True, ("log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run")),
+        (False, ("notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock")),
+        (False, (".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png")),
     ],
 )
-def test_other_files_are_not_its_own(name: str) -> None:
-    assert not run_directory.is_own(name)
+def test_only_files_of_a_run_are_its_own(own: bool, names: tuple[str, ...]) -> None:
+    assert {name for name in names if run_directory.is_own(name) != own} == set()

@@ -49,21 +49,12 @@ def end(directory: Path) -> tuple[int, str]:
     return last["code"], last["why"]
 
 
-def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
-    log, _, _ = begin(tmp_path)
-    error = InputError("--data.path nowhere: no such folder")
-    log.__exit__(InputError, error, None)
-    written = (tmp_path / "log.txt").read_text()
-    assert f"run directory {tmp_path}\n" in written
-    assert written.endswith("error: --data.path nowhere: no such folder\n")
-    assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
-
-
 def test_an_error_is_logged_once_before_the_files_are_copied(tmp_path: Path) -> None:
     log, _, _ = begin(tmp_path)
     error = InputError("--data.path nowhere: no such folder")
     log.failed(InputError, error, None)
     written = (tmp_path / "log.txt").read_text()
+    assert f"run directory {tmp_path}\n" in written
     assert written.endswith("error: --data.path nowhere: no such folder\n")
     assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
     log.__exit__(InputError, error, None)

@@ -219,17 +219,6 @@ def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
     assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
 
 
-def test_too_many_bad_steps_in_a_row_stop_a_run_that_skips(story: Story) -> None:
-    story.begin(bad_updates="skip", bad_in_a_row=3)
-    story.step(gradient=math.nan)
-    story.step(gradient=math.nan)
-    story.step()
-    for _ in range(3):
-        story.step(gradient=math.nan)
-    with pytest.raises(InputError, match="step 2 is bad"):
-        story.recorder.flush()
-
-
 def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
     assert story.begin().advice() == (
         "lower --optim.peak_lr, or find the cause with --loop.find_nan True"
