@@ -145,7 +145,7 @@ def test_the_program_that_holds_the_port_is_named(
     ("index", "host", "words"),
     [
         (1, "127.0.0.1", ("found no process 0 at 127.0.0.1", "this machine itself")),
-        # An address for documentation, which is no host's.
+        # An address for documentation, which no host has.
         (0, "192.0.2.123", ("192.0.2.123", "does not lead there")),
     ],
 )
