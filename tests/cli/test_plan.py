@@ -33,11 +33,12 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
 ) -> None:
     output = tmp_path / "plan.json"
     price = ["--price-per-gpu-hour", "2"]
-    assert main.main([*TINY, *price, "--mesh.min_shard_elements", "1", "--json", str(output)]) == 0
+    more = ["--mesh.min_shard_elements", "1", "--loop.replay_every", "120"]
+    assert main.main([*TINY, *price, *more, "--json", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "ESTIMATE" in printed
     assert "config demo_mlm names no GPU: planning for h100" in printed
-    assert "unknown whether it fits: parameters, optimizer, and batch take" in printed
+    assert "unknown whether it fits: parameters, optimizer, second state, and batch take" in printed
     assert "time and cost need the GPU compiler" in printed
     found = json.loads(output.read_text())
     step = found["step"]
@@ -48,6 +49,8 @@ def test_an_estimate_is_labeled_and_its_state_is_exact(
     # Float32 parameters, AdamW's two moments, and a few counters, of all devices together.
     assert step["checkpoint"] == pytest.approx(3 * 4 * step["elements"], rel=0.01)
     assert step["cost"]["temporaries"] > 0
+    # A step that is computed twice starts from a copy of the state.
+    assert step["second_state"] >= step["parameters"] + step["optimizer"]
     assert found["run"]["steps"] == 50
 
 

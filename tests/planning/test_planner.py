@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.planning import cards, compilation, input_rate, planner, prediction
-from jaxtrain.xla import platform, subprocess_worker
+from jaxtrain.planning import compilation, input_rate, planner
+from jaxtrain.xla import platform
 
 RUN = config.load("h100_16", ["--model.remat", "ends"])
 
@@ -47,12 +46,6 @@ def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> No
         compiled("--optim.peak_lrr", "1", timeout_s=120)
 
 
-def test_a_worker_that_exits_reports_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess_worker.sys, "executable", "/bin/false")
-    with pytest.raises(planner.NotCompiled, match=r": the compiler ended with exit code 1$"):
-        compiled()
-
-
 def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_FUNCTION", "xla.worker_functions:kill_itself")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
@@ -73,17 +66,6 @@ def test_other_devices_are_fitted() -> None:
 def test_invalid_devices_are_rejected(text: str) -> None:
     with pytest.raises(InputError, match="NODESxGPUS"):
         planner.parse_devices(text)
-
-
-@pytest.mark.slow
-def test_a_step_that_is_computed_twice_needs_a_second_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
-    typed = (*TINY_MLM[2:], "--loop.steps", "9", "--loop.replay_every", "120")
-    found = compiled(*typed, name="demo_mlm", timeout_s=300)
-    rows = prediction.memory(found, cards.card("h100"), 8).rows
-    assert rows["second state"] >= rows["parameters"] + rows["optimizer"]
 
 
 @pytest.mark.long
