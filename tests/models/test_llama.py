@@ -39,14 +39,6 @@ def parts(fresh: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def slope(parts: tuple[Any, Any]) -> Function:
-    """Returns a function that computes the loss and its gradient."""
-    graph, params = parts
-    run = jax.jit(jax.value_and_grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
-    return lambda b: run(params, b)
-
-
-@pytest.fixture(scope="module")
 def loss(parts: tuple[Any, Any]) -> Function:
     graph, params = parts
     run = jax.jit(lambda p, b, k: nnx.merge(graph, p).loss(b, k))
@@ -69,16 +61,6 @@ def test_the_parameter_count_of_the_medium_model() -> None:
     # Table; per layer queries, outputs, keys, values, feed-forward and two norms; the last norm.
     layer = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536 + 2 * 512
     assert state.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
-
-
-def test_embedding_and_output_layer_share_the_table(slope: Function) -> None:
-    assert [n for n in state.ModelDefinition(TINY.build).params if "layers" not in n] == [
-        "embedding.table",
-        "head.norm",
-    ]
-    _, grads = slope({**BATCH, "tokens": jnp.zeros_like(BATCH["tokens"])})
-    rows = np.abs(grads["embedding"]["table"][...]).max(1)
-    assert (rows > 0).all()  # the output layer uses all rows; the embedding only that of token 0
 
 
 # ---- dropout ------------------------------------------------------------------------------------
@@ -127,42 +109,7 @@ def test_dropout_applies_in_four_places() -> None:
     assert float(zeros_of_layer(silent[0], jnp.eye(TINY.ff, 16))) == three_quarters
 
 
-# ---- common to all models -----------------------------------------------------------------------
-
-
-def test_the_batch_matches_its_spec() -> None:
-    assert {name: (a.shape, a.dtype) for name, a in BATCH.items()} == {
-        name: (a.shape, a.dtype) for name, a in TINY.batch_spec(4).items()
-    }
-
-
-def test_sums_of_parts_add_up(evaluate: Function) -> None:
-    whole = {**BATCH, "weight": jnp.array([1.0, 2, 0.5, 0])}
-    halves = [evaluate(rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
-    assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
-    assert set(evaluate(whole)) == {"loss", "accuracy", "bits_per_byte"}
-
-
-def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None:
-    graph, params = parts
-    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-
-    def dtypes(function: Function) -> set[Any]:
-        return {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(function, low))}
-
-    assert dtypes(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)) == {jnp.dtype("float32")}
-    slope = jax.grad(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)[0])
-    assert dtypes(slope) == {jnp.dtype("bfloat16")}
-    assert dtypes(lambda p: nnx.merge(graph, p).hidden_states(BATCH["tokens"], KEYS)) == dtypes(
-        slope
-    )
-
-
-@pytest.mark.slow
-def test_remat_changes_no_number(parts: tuple[Any, Any], slope: Function) -> None:
-    graph = nnx.graphdef(dataclasses.replace(TINY, remat="block").build(nnx.Rngs(0)))
-    again = jax.jit(jax.value_and_grad(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)[0]))
-    assert_same(slope(BATCH), again(parts[1]))
+# ---- the optimizer ------------------------------------------------------------------------------
 
 
 def test_initial_values(fresh: tuple[Any, Any]) -> None:

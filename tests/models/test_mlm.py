@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.small_masked import batch, stirred
 from training import toy
 
 from jaxtrain import config
@@ -27,15 +28,6 @@ MODELS: dict[str, Any] = {
 KEYS = jax.random.split(jax.random.key(7), 4)  # one per example of batch()
 
 
-def stirred(model: Any) -> tuple[Any, Any]:
-    """Returns graph and parameters, random even where training starts from zeros and ones."""
-    graph, params = nnx.split(model.build(nnx.Rngs(0)))
-    rng = np.random.default_rng(0)
-    return graph, jax.tree.map(
-        lambda leaf: leaf + jnp.asarray(0.3 * rng.standard_normal(leaf.shape), jnp.float32), params
-    )
-
-
 @pytest.fixture(scope="module")
 def bert() -> tuple[Any, Any]:
     return stirred(TINY)
@@ -45,30 +37,6 @@ def bert() -> tuple[Any, Any]:
 def parts(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """The graph and the parameters of each model."""
     return stirred(MODELS[request.param])
-
-
-def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    """Returns examples with different amounts of padding and one unused slot each."""
-    rng = np.random.default_rng(seed)
-    length, slots = TINY.sequence_length, TINY.predicted
-    tokens = rng.integers(5, TINY.vocab_size, (rows, length))
-    positions = np.sort(rng.random((rows, 10)).argsort(1)[:, :slots], 1)
-    weights = np.ones((rows, slots))
-    weights[:, -1] = 0
-    positions[:, -1] = 0
-    for row in range(rows):
-        tokens[row, length - row :] = 0
-    return {
-        "tokens": jnp.asarray(tokens, jnp.int32),
-        "positions": jnp.asarray(positions, jnp.int32),
-        "targets": jnp.asarray(rng.integers(5, TINY.vocab_size, (rows, slots)), jnp.int32),
-        "target_weights": jnp.asarray(weights, jnp.float32),
-        "weight": jnp.ones(rows),
-    }
-
-
-def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
-    return {name: array[rows] for name, array in whole.items()}
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +57,6 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
-def test_the_batch_matches_its_spec() -> None:
-    spec = TINY.batch_spec(4)
-    assert {name: (a.shape, a.dtype) for name, a in batch(4).items()} == {
-        name: (a.shape, a.dtype) for name, a in spec.items()
-    }
-    config = dataclasses.replace(TINY, sequence_length=256)
-    assert config.batch_spec(2)["positions"].shape == (2, 38)  # 0.15 x 256 = 38.4
-
-
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -110,6 +69,11 @@ def test_the_batch_matches_its_spec() -> None:
 def test_the_parameter_count(name: str, count: int) -> None:
     model = config.named(name).model
     assert state.parameter_count(state.ModelDefinition(model.build).params) == count
+
+
+def test_a_fraction_of_the_sequence_is_predicted() -> None:
+    model = dataclasses.replace(TINY, sequence_length=256)
+    assert model.batch_spec(2)["positions"].shape == (2, 38)  # 0.15 x 256 = 38.4
 
 
 def test_every_position_sees_all_others(encode: Any) -> None:
@@ -139,17 +103,6 @@ def test_an_unused_slot_does_not_count(evaluate: Any) -> None:
     assert abs(evaluate(whole)["loss"][0] - evaluate(used)["loss"][0]) > 1e-3
 
 
-def test_examples_of_weight_zero_do_not_count(evaluate: Any) -> None:
-    whole = {**batch(4), "weight": jnp.array([1.0, 1, 0, 0])}
-    assert_same(evaluate(whole), evaluate(rows_of(whole, slice(2))))
-
-
-def test_sums_of_parts_add_up(evaluate: Any) -> None:
-    whole = {**batch(4), "weight": jnp.array([1.0, 2, 0.5, 1])}
-    halves = [evaluate(rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
-    assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
-
-
 def test_dropout_depends_on_the_keys(bert: tuple[Any, Any]) -> None:
     graph, params = bert
     evaluate = jax.jit(lambda b: nnx.merge(graph, params).evaluate(b))
@@ -168,31 +121,6 @@ def test_without_dropout_training_and_validation_agree(evaluate: Any, parts: Any
     loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEYS))
     total, weight, metrics = loss(params, batch())
     assert_same({"loss": (total, weight), **metrics}, evaluate(batch()))
-
-
-def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluate: Any) -> None:
-    graph, params = parts
-    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEYS), low)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).hidden_states(batch()["tokens"]), low)
-    assert vectors.dtype == jnp.bfloat16
-    plain = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))(low, batch())["loss"]
-    assert float(plain[0]) == pytest.approx(float(evaluate(batch())["loss"][0]), rel=0.03)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_remat_changes_no_number(name: str) -> None:
-    """Including dropout: the key draws the same mask again."""
-    results = []
-    _, params = stirred(MODELS[name])
-    for mode in ("none", "block"):
-        graph = nnx.graphdef(dataclasses.replace(MODELS[name], remat=mode).build(nnx.Rngs(0)))
-        loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
-        results.append(jax.jit(loss)(params))
-    none, block = (jax.tree.leaves(result) for result in results)
-    assert_same(none, block)
 
 
 # BERT in float64 NumPy with the names of transformers' `BertForMaskedLM`: an independent check of

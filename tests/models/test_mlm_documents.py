@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.small_masked import stirred
 
 from jaxtrain.models import mlm, modern_bert
 
@@ -22,11 +23,8 @@ MODERN = dataclasses.replace(modern_bert.Config.tiny(), sequence_length=LENGTH)
 
 def influence(config: Any) -> np.ndarray:
     """Returns [seen, seeing]: whether the token of one position affects the vector of another."""
-    graph, params = nnx.split(config.build(nnx.Rngs(0)))
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: leaf + jnp.asarray(0.3 * rng.standard_normal(leaf.shape), jnp.float32), params
-    )
+    graph, params = stirred(config)
+    rng = np.random.default_rng(1)
     tokens = np.where(SEGMENTS == 0, 0, rng.integers(5, 49, (1, LENGTH))).astype(np.int32)
     changed = np.where(np.eye(LENGTH, dtype=bool), np.where(tokens == 0, 0, tokens + 1), tokens)
     segments = np.repeat(SEGMENTS, 1 + LENGTH, 0) if config.attend == "document" else None
