@@ -1,300 +1,121 @@
-"""Weights to and from PyTorch: the same network written in PyTorch computes the same with them.
+"""Weights to and from PyTorch files, and ``export --reference``.
+
+What the arrays compute is compared with the reference's outputs in
+tests/models/test_video_ae_weights.py.
 
 Run by name: ``python -m pytest tests/interop/torch_weights.py``; requires the extra ``interop``.
 The file's name keeps it out of the ordinary suite.
-
-Layout of videos in PyTorch: NTCHW.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
-from flax import nnx
+from cli.test_weights_commands import FIXTURES, published
 from models import small_autoencoder
 from torch import nn
-from torch.nn import functional
 
 from jaxtrain import main
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.storage import tensor_files
-from jaxtrain.training import state
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "base": {},
-    "cogvideox": {"trim": "odd_latents"},
-    "patch2": {"patch_size": 2, "latent_channels": 32},
-    "super": {"decoder": "super", "patch_size": 2, "latent_channels": 48},
-    "time8": {
-        "patch_size": 4,
-        "latent_channels": 128,
-        "time_downscale": (True, True, True),
-    },
-    "h3": {"patch_size": 2, "latent_channels": 24, "trim": "h3"},
-}
-NAMES = {"cogvideox": "taecvx.pth", "h3": "taeh3.pth"}
-COUNTS = {"base": 11_315_539, "patch2": 11_372_012}
-
-
-class Memory(nn.Module):
-    """A block that also sees its own input for the previous frame."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        past = functional.pad(x, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
-        return self.after(
-            x, self.conv(torch.cat([x, past], 2).flatten(0, 1)).unflatten(0, x.shape[:2])
-        )
-
-
-class Narrow(Memory):
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(
-            nn.Conv2d(2 * c, c, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(c, c, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(c, c, 3, padding=1),
-        )
-
-    def after(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + y)
-
-
-class Wide(Memory):
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(
-            nn.Conv2d(2 * c, 2 * c, 7, padding=3, groups=2 * c, bias=False),
-            nn.Conv2d(2 * c, 4 * c, 1),
-            nn.ReLU(),
-            nn.Conv2d(4 * c, c, 1, bias=False),
-        )
-
-    def after(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + y
-
-
-class Pool(nn.Module):
-    def __init__(self, c: int, stride: int) -> None:
-        super().__init__()
-        self.stride, self.conv = stride, nn.Conv2d(stride * c, c, 1, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, c, h, w = x.shape
-        return self.conv(x.reshape(-1, self.stride * c, h, w)).unflatten(0, (n, t // self.stride))
-
-
-class Grow(nn.Module):
-    def __init__(self, c: int, stride: int) -> None:
-        super().__init__()
-        self.stride, self.conv = stride, nn.Conv2d(c, stride * c, 1, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, c, h, w = x.shape
-        return self.conv(x.flatten(0, 1)).reshape(n, t * self.stride, c, h, w)
-
-
-class Clamp(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 3 * torch.tanh(x / 3)
-
-
-def conv(inputs: int, outputs: int, **options: Any) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, padding=1, **options)
-
-
-class Network(nn.Module):
-    """The reference network, with its numbering of layers and none of our code."""
-
-    def __init__(self, config: video_ae.Config) -> None:
-        super().__init__()
-        self.config = config
-        e, z, colours = config.encoder_width, config.latent_channels, 3 * config.patch_size**2
-        layers: list[nn.Module] = [conv(colours, e), nn.ReLU()]
-        for stride in config.pools:
-            layers += [Pool(e, stride), conv(e, e, stride=2, bias=False)]
-            layers += [Narrow(e) for _ in range(3)]
-        self.encoder = nn.Sequential(*layers, conv(e, z))
-        f = config.widths
-        if config.decoder == "super":
-            layers = [nn.Conv2d(z, f[0], 1, bias=False)]
-            for this, following, stride in zip(f, f[1:], config.grows, strict=False):
-                layers += [*(Wide(this) for _ in range(3)), conv(this, 4 * following), nn.ReLU()]
-                layers += [nn.PixelShuffle(2), Grow(following, stride)]
-        else:
-            layers = [Clamp(), conv(z, f[0]), nn.ReLU()]
-            for this, following, stride in zip(f, f[1:], config.grows, strict=False):
-                layers += [*(Narrow(this) for _ in range(3)), nn.Upsample(scale_factor=2)]
-                layers += [Grow(this, stride), conv(this, following, bias=False)]
-            layers.append(nn.ReLU())
-        self.decoder = nn.Sequential(*layers, conv(f[3], colours))
-
-    def encode(self, video: torch.Tensor) -> torch.Tensor:
-        h3 = self.config.trim == "h3"
-        missing = -video.shape[1] % (17 if h3 else 2 ** sum(self.config.time_downscale))
-        filled = torch.cat([video, video[:, -1:].expand(-1, missing, -1, -1, -1)], 1)
-        pixels = functional.pixel_unshuffle(filled, self.config.patch_size)
-        if not h3:
-            return run(self.encoder, pixels)
-        black = torch.zeros_like(pixels[:, :3])
-        chunks = [torch.cat([black, chunk], 1) for chunk in pixels.split(17, 1)]
-        return torch.cat([run(self.encoder, chunk) for chunk in chunks], 1)[:, :-3]
-
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        found = functional.pixel_shuffle(run(self.decoder, latents), self.config.patch_size)
-        even = latents.shape[1] % 2 == 0
-        if self.config.trim == "h3":
-            missing = -found.shape[1] % 20
-            filled = torch.cat(
-                [found, torch.zeros_like(found[:, :1]).expand(-1, missing, -1, -1, -1)], 1
-            )
-            return torch.cat([chunk[:, 3:] for chunk in filled.split(20, 1)], 1)[:, :-12]
-        dropped = 2 ** sum(self.config.time_downscale) - 1
-        return found if self.config.trim == "odd_latents" and even else found[:, dropped:]
-
-
-def run(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    for layer in layers:
-        whole = isinstance(layer, (Memory, Pool, Grow))
-        x = layer(x) if whole else layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-    return x
 
 
 def command(*arguments: Any) -> int:
     return main.main([*map(str, arguments)])
 
 
-def config_of(variant: str) -> video_ae.Config:
-    fields = VARIANTS[variant]
-    side = 16 * fields.get("patch_size", 1)
-    frames = 5 if fields.get("trim") == "h3" else 9
-    return video_ae.Config(frames=frames, height=side, width=2 * side, **fields)
+def of_reference(checkout: Path, name: str, place: Path) -> dict[str, torch.Tensor]:
+    """Returns noise with the names and shapes of a network of the reference."""
+    arrays = published(checkout, name, place / "noise.safetensors")
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
 
-def loaded(model: Network, path: Path) -> Network:
-    state_dict = torch.load(path, weights_only=True)
-    model.load_state_dict(state_dict, strict=True)
-    return model.eval()
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", FIXTURES)
+def test_import_and_export_change_nothing(
+    name: str, wrapped: bool, checkout: Path, tmp_path: Path
+) -> None:
+    tensors = of_reference(checkout, name, tmp_path)
+    theirs = tmp_path / ("taeh3.pth" if name == "taehv_h3" else "taehv.pth")
+    torch.save({"state_dict": tensors, "epoch": 3} if wrapped else tensors, theirs)
+    assert command("import", theirs, tmp_path / "ours.safetensors") == 0
+    assert command("export", tmp_path / "ours.safetensors", tmp_path / "back.pth") == 0
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    assert [*back] == [*tensors]
+    for key, tensor in tensors.items():
+        assert torch.equal(back[key], tensor), key
 
 
-def both_ways(config: video_ae.Config, module: Any, model: Network) -> None:
-    """Runs the same video through our network and PyTorch's: latents and frames must be equal."""
-    rng = np.random.default_rng(0)
-    for frames in (22, 5) if config.trim == "h3" else (9, 8):
-        video = rng.random((1, frames, config.height, config.width, 3)).astype(np.float32)
-        with torch.no_grad():
-            latents = model.encode(torch.from_numpy(video).permute(0, 1, 4, 2, 3))
-            found = model.decode(latents).permute(0, 1, 3, 4, 2).numpy()
-        ours = nnx.jit(lambda m, x: m.encode(x))(module, jnp.asarray(video))
-        np.testing.assert_allclose(ours, latents.permute(0, 1, 3, 4, 2).numpy(), atol=1e-4)
-        decoded = np.asarray(nnx.jit(lambda m, x: m.decode(x))(module, ours))
-        assert decoded.shape == found.shape
-        np.testing.assert_allclose(decoded, found, atol=1e-4)
-        assert found.std() > 0.02
+def test_half_precision_is_converted_to_float32(checkout: Path, tmp_path: Path) -> None:
+    tensors = of_reference(checkout, "taehv_base", tmp_path)
+    low = {key: tensor.to(torch.bfloat16) for key, tensor in tensors.items()}
+    torch.save(low, tmp_path / "taehv.pth")
+    assert command("import", tmp_path / "taehv.pth", tmp_path / "ours.safetensors") == 0
+    found = weights.load(tmp_path / "ours.safetensors").params
+    assert {str(array.dtype) for array in found.values()} == {"float32"}
+    head = low["encoder.0.weight"].float().numpy().transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(found["encoder.head.kernel"], head)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_pytorch_loads_exported_weights(variant: str, tmp_path: Path) -> None:
-    config = config_of(variant)
-    params = small_autoencoder.params(config)
-    weights.save(tmp_path / "ours.safetensors", config, params)
-    assert command("export", tmp_path / "ours.safetensors", tmp_path / "out.pth") == 0
-    model = loaded(Network(config), tmp_path / "out.pth")
-    if variant in COUNTS:
-        assert sum(one.numel() for one in model.parameters()) == COUNTS[variant]
-    arrays = {name: jnp.asarray(array) for name, array in params.items()}
-    both_ways(config, state.ModelDefinition(config.build).module(arrays, {}), model)
-    assert command("export", tmp_path / "ours.safetensors", tmp_path / "out.safetensors") == 0
-    safetensors.torch.load_model(model, tmp_path / "out.safetensors", strict=True)
-    for name, tensor in torch.load(tmp_path / "out.pth", weights_only=True).items():
-        assert torch.equal(tensor, model.state_dict()[name])
-
-
+# Stands in for taehv.py. It computes with our own network: the comparison itself is tested.
 REFERENCE = """
+import jax.numpy as jnp, torch
 from jaxtrain.models import video_ae
-from torch_weights import Network
+from jaxtrain.training.state import ModelDefinition
 
-class TAEHV(Network):
+def nhwc(x):
+    return x.permute(0, 1, 3, 4, 2).numpy()
+
+def nchw(x):
+    return torch.tensor(x.__array__()).permute(0, 1, 4, 2, 3)
+
+class TAEHV:
     def __init__(self, checkpoint_path, encoder_time_downscale, decoder_time_upscale, **sizes):
         assert decoder_time_upscale == (False, True, True)
-        super().__init__(video_ae.Config(
-            time_downscale=encoder_time_downscale, frames=9, height=32, width=32, **sizes))
+        self.config = video_ae.Config(
+            time_downscale=encoder_time_downscale, frames=8, height=32, width=32, **sizes)
+    def load_state_dict(self, tensors):
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        params = self.config.from_weights(arrays, "here")
+        params = {name: jnp.asarray(array) for name, array in params.items()}
+        self.module = ModelDefinition(self.config.build).module(params, {})
     def encode_video(self, pixels, show_progress_bar):
-        return self.encode(pixels)
+        return nchw(self.module.encode(nhwc(pixels)))
     def decode_video(self, latents, show_progress_bar):
-        return self.decode(latents).clamp(0, 1)FAULT
+        return nchw(self.module.decode(nhwc(latents))).clamp(0, 1)FAULT
 """
 
 
 @pytest.mark.parametrize(
-    ("variant", "fault", "words"),
+    ("fields", "fault", "words"),
     [
-        ("base", "", "it computes the same as jaxtrain"),
-        ("patch2", "", "it computes the same as jaxtrain"),
-        ("base", ".flip(4)", "computes other frames than jaxtrain"),
-        ("base", "[:, 1:]", "computes frames of shape"),
-        ("super", "", "cannot run"),
+        ({}, "", "it computes the same as jaxtrain"),
+        ({"patch_size": 2, "latent_channels": 32}, "", "it computes the same as jaxtrain"),
+        ({}, ".flip(4)", "computes other frames than jaxtrain"),
+        ({}, "[:, 1:]", "computes frames of shape"),
+        ({"decoder": "super", "patch_size": 2, "latent_channels": 48}, "", "cannot run"),
     ],
 )
 def test_export_compares_with_a_given_implementation(
-    variant: str,
+    fields: dict[str, Any],
     fault: str,
     words: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # for the stand-in of taehv.py
-    config = config_of(variant)
-    weights.save(tmp_path / "ours.safetensors", config, small_autoencoder.params(config))
+    model = video_ae.Config(frames=8, height=32, width=32, **fields)
+    weights.save(tmp_path / "ours.safetensors", model, small_autoencoder.params(model))
     (tmp_path / "taehv.py").write_text(REFERENCE.replace("FAULT", fault))
     flags = ("--reference", tmp_path / "taehv.py")
     code = command("export", tmp_path / "ours.safetensors", tmp_path / "out.pth", *flags)
     printed = capsys.readouterr()
     assert words in printed.out + printed.err
     assert code == (0 if words.startswith("it computes") else 2)
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_saved_by_pytorch_are_imported(
-    variant: str, wrapped: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = config_of(variant)
-    torch.manual_seed(0)
-    model = Network(config).eval()
-    name = NAMES.get(variant, "taehv.pth")
-    saved = {"state_dict": model.state_dict(), "epoch": 3} if wrapped else model.state_dict()
-    torch.save(saved, tmp_path / name)
-    assert command("import", tmp_path / name, tmp_path / "ours.safetensors") == 0
-    assert f"{config.latent_channels} latent channels" in capsys.readouterr().out
-    found = weights.load(tmp_path / "ours.safetensors").model
-    for field in ("patch_size", "latent_channels", "decoder", "trim", "pools", "grows"):
-        assert getattr(found, field) == getattr(config, field)
-    both_ways(config, small_autoencoder.module(tmp_path / "ours.safetensors"), model)
-    assert command("export", tmp_path / "ours.safetensors", tmp_path / "back.pth") == 0
-    back = torch.load(tmp_path / "back.pth", weights_only=True)
-    model.load_state_dict(back, strict=True)
-    assert [*back] == [*model.state_dict()]
-
-
-def test_half_precision_is_converted_to_float32(tmp_path: Path) -> None:
-    config = config_of("base")
-    model = Network(config).to(torch.bfloat16)
-    torch.save(model.state_dict(), tmp_path / "taehv.pth")
-    assert command("import", tmp_path / "taehv.pth", tmp_path / "ours.safetensors") == 0
-    found = weights.load(tmp_path / "ours.safetensors").params
-    assert {str(array.dtype) for array in found.values()} == {"float32"}
-    head = model.encoder[0].weight.detach().float().numpy().transpose(2, 3, 1, 0)
-    np.testing.assert_array_equal(found["encoder.head.kernel"], head)
 
 
 @pytest.mark.parametrize("content", ["text", "module", "torn", "numbers"])
