@@ -26,7 +26,7 @@ def test_a_single_process_has_nothing_to_synchronize(tmp_path: Path) -> None:
 def test_without_its_coordinator(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]  # where nobody listens
+        port: int = probe.getsockname()[1]  # no process listens here
     second = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": "2",
