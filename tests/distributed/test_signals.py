@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from program import wait_for
 
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, Stopped, stop_inside
@@ -21,13 +22,6 @@ BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
     time.sleep(0.01)  # the handler runs between two bytecodes
-
-
-def wait_until_heard(signals: StopSignals) -> None:
-    deadline = time.monotonic() + 10
-    while signals.heard is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +76,7 @@ def test_a_dropped_stop_waits_if_there_are_steps_to_save(
         interrupt_collection()
         gc.collect()
         signals.hold()
-        deadline = time.monotonic() + 20
-        while signals._again is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: signals._again is None)
     assert signals.requested == "SIGINT"
 
 
@@ -97,7 +88,7 @@ def test_after_hold_a_signal_is_a_request(number: signal.Signals) -> None:
         assert signals.requested is None
         send(number)
         assert signals.requested == number.name
-        wait_until_heard(signals)
+        wait_for(lambda: signals.heard)
         assert signals.heard == number.name
     assert signal.getsignal(number) is before
     assert signal.set_wakeup_fd(-1) == -1
@@ -133,7 +124,7 @@ def test_a_signal_after_the_last_step_does_not_announce_a_stop(
         signals.hold()
         signals.no_more_steps()
         send(signal.SIGTERM)
-        wait_until_heard(signals)
+        wait_for(lambda: signals.heard)
     assert capfd.readouterr().err.strip() == "SIGTERM: the last step is done; finishing the run"
 
 
@@ -158,7 +149,7 @@ def test_when_heard_also_reports_an_earlier_signal() -> None:
         signals.hold()
         signals.when_heard(lambda: calls.append("later"))
         send(signal.SIGTERM)
-        wait_until_heard(signals)
+        wait_for(lambda: signals.heard)
         signals.when_heard(lambda: calls.append("before"))
     assert sorted(calls) == ["before", "later"]
 
@@ -167,7 +158,7 @@ def test_a_request_of_another_process_acts_as_a_signal() -> None:
     with StopSignals() as signals:
         signals.hold()
         signals.request("SIGTERM")
-        wait_until_heard(signals)
+        wait_for(lambda: signals.heard)
         assert signals.requested == "SIGTERM"
 
 
@@ -177,7 +168,7 @@ def test_one_ctrl_c_that_another_process_reports_first_counts_once(
     with StopSignals() as signals:
         signals.hold()
         signals.request("SIGINT")
-        wait_until_heard(signals)
+        wait_for(lambda: signals.heard)
         send(signal.SIGINT)  # the same Ctrl-C
         assert signals.requested == signals.heard == "SIGINT"
         with pytest.raises(KeyboardInterrupt):
@@ -204,7 +195,7 @@ def test_a_run_under_nohup_ignores_a_closed_terminal() -> None:
             send(signal.SIGHUP)
             assert signals.requested is signals.heard is None
             signals.request("SIGHUP")  # but not that of another process
-            wait_until_heard(signals)
+            wait_for(lambda: signals.heard)
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -231,23 +222,27 @@ def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:
     )
 
 
+def until_busy(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Returns the lines that the process prints after it has become busy."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    time.sleep(0.5)  # until it is
+    return iter(process.stdout)
+
+
 def test_a_long_call_does_not_keep_the_process_alive() -> None:
     with busy(hold=False) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # until it is
+        printed = until_busy(process)
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "leaving with 75\n"
+        assert next(printed) == "leaving with 75\n"
         assert process.wait(timeout=30) == RUN_AGAIN
 
 
 def test_a_signal_is_heard_in_a_long_call_that_has_something_to_save() -> None:
     with busy(hold=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # until it is
+        printed = until_busy(process)
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "heard SIGTERM\n"
+        assert next(printed) == "heard SIGTERM\n"
         time.sleep(1)
         assert process.poll() is None  # only the watchdog ends it
         process.kill()
@@ -275,18 +270,16 @@ IN_A_THREAD = (
 def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: str) -> None:
     with busy(hold=True, call=call) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "busy\n"
-            time.sleep(0.5)  # until it is
+            printed = until_busy(process)
             process.send_signal(first)
-            assert process.stdout.readline() == f"heard {first.name}\n"
+            assert next(printed) == f"heard {first.name}\n"
             time.sleep(0.5)
             assert process.poll() is None
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=20) == INTERRUPTED
             assert time.monotonic() - began < 10
-            assert process.stdout.readline() == "leaving with 130\n"
+            assert next(printed) == "leaving with 130\n"
         finally:
             process.kill()
 
