@@ -1,26 +1,17 @@
 """local.sh and the code that all launchers share, with a stand-in for Python."""
 
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launch.stub import Stubs
+from program import wait_for
 
 from jaxtrain.checkpoint import remote
 from jaxtrain.data import cache
 
 RUN = ("--config", "demo", "--output-dir", "run")
-
-
-def wait_until(condition: Callable[[], bool], launcher: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
@@ -58,19 +49,29 @@ def test_temporary_failures_and_crashes_restart_at_another_port(tmp_path: Path, 
     ] * 3
 
 
-@pytest.mark.parametrize(("code", "given_up_with"), [(75, 1), (134, 134)])
-def test_restarts_without_progress_end(tmp_path: Path, code: int, given_up_with: int) -> None:
-    stubs = Stubs(tmp_path, f"play() {{ save 7; exit {code}; }}")
+@pytest.mark.parametrize(
+    ("plan", "given_up_with", "newest"),
+    [
+        ("play() { save 7; exit 75; }", 1, 7),
+        ("play() { save 7; exit 134; }", 134, 7),
+        # Only a later checkpoint is progress.
+        ("play() { rm -rf run/checkpoints; save $((20 - $2)); exit 75; }", 1, 17),
+    ],
+)
+def test_restarts_without_progress_end(
+    tmp_path: Path, plan: str, given_up_with: int, newest: int
+) -> None:
+    stubs = Stubs(tmp_path, plan)
     found, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="2")
     assert found == given_up_with
     assert len(stubs.calls(0)) == 3
-    assert "2 restarts in a row produced no new checkpoint (newest: 7): giving up" in err
+    assert f"2 restarts in a row produced no new checkpoint (newest: {newest}): giving up" in err
 
 
 def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { save $2; (($2 == 8)) || exit 75; }")
+    stubs = Stubs(tmp_path, "play() { save $2; (($2 == 4)) || exit 75; }")
     assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 0
-    assert len(stubs.calls(0)) == 8
+    assert len(stubs.calls(0)) == 4
 
 
 def test_a_killed_process_ends_the_others(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_signal_reaches_all_and_the_launcher_waits(
     }"""
     stubs = Stubs(tmp_path, plan)
     with stubs.start("local.sh", "2", *RUN) as launcher:
-        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
+        wait_for(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
         launcher.send_signal(number)
         launcher.communicate(timeout=60)
         assert launcher.returncode == code
@@ -128,7 +129,7 @@ def test_a_signal_reaches_all_and_the_launcher_waits(
 def test_a_signal_ends_the_delay_before_a_restart(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     with stubs.start("local.sh", "1", *RUN, RESTART_DELAY_S="1000") as launcher:
-        wait_until(lambda: (stubs.stubs / "calls.0").exists(), launcher)
+        wait_for(lambda: (stubs.stubs / "calls.0").exists(), launcher)
         time.sleep(0.5)
         launcher.send_signal(signal.SIGTERM)
         launcher.communicate(timeout=60)
@@ -136,19 +137,13 @@ def test_a_signal_ends_the_delay_before_a_restart(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 1
 
 
-def test_the_first_start_uses_the_users_resume(tmp_path: Path) -> None:
+def test_arguments_are_passed_unchanged_and_the_first_start_uses_the_users_resume(
+    tmp_path: Path,
+) -> None:
     stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
-    assert stubs.run("local.sh", "1", *RUN, "--resume", "400")[0] == 0
-    first, second = (call[5:] for call in stubs.calls(0))
-    assert first == [*RUN, "--resume", "400"]
-    assert second == [*RUN, "--resume", "400", "--resume", "latest"]
-
-
-def test_arguments_are_passed_unchanged(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, "play() { :; }")
-    odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *')
+    odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *', "--resume", "400")
     assert stubs.run("local.sh", "1", *odd)[0] == 0
-    assert stubs.calls(0)[0][5:] == [*odd, "--resume", "latest"]
+    assert [call[5:] for call in stubs.calls(0)] == [[*odd], [*odd, "--resume", "latest"]]
     assert (tmp_path / "a b").is_dir()
 
 
@@ -202,14 +197,29 @@ back() { setsid bash -c 'sleep 3; mv away run' >/dev/null 2>&1 & }
 """
 
 
-def test_a_run_without_its_disk_does_not_start_from_scratch(tmp_path: Path) -> None:
-    stubs = Stubs(tmp_path, AWAY + "play() { save 18; go; exit 75; }")
+@pytest.mark.parametrize(
+    ("plan", "starts", "missing"),
+    [
+        ("play() { save 18; go; exit 75; }", 1, "run does not exist now: is its disk mounted?"),
+        # The directory exists, such as the one below a mount point.
+        (
+            "play() { (($2 == 1)) && save 18 || { go; mkdir run; }; exit 75; }",
+            2,
+            "run has no checkpoint now (before: checkpoint 18): is its disk mounted?",
+        ),
+    ],
+)
+def test_a_run_without_its_disk_does_not_start_from_scratch(
+    tmp_path: Path, plan: str, starts: int, missing: str
+) -> None:
+    stubs = Stubs(tmp_path, AWAY + plan)
     code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="3")
     assert code == 1
-    assert len(stubs.calls(0)) == 1
-    assert not (tmp_path / "run").exists()
-    assert err.count("run does not exist now: is its disk mounted? Not starting from scratch") == 3
-    assert "after 3 checks run still does not exist: giving up" in err
+    assert len(stubs.calls(0)) == starts
+    assert (tmp_path / "run").exists() == (starts == 2)
+    # The second start counts as a restart without a new checkpoint.
+    assert err.count(f"{missing} Not starting from scratch") == 4 - starts
+    assert "giving up" in err
     assert "restarts in a row" not in err
 
 
@@ -228,16 +238,6 @@ def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     assert (tmp_path / "new").exists() == was_there
 
 
-def test_the_launcher_waits_for_a_known_checkpoint(tmp_path: Path) -> None:
-    """Even if the directory exists, such as the one below a mount point."""
-    plan = "play() { (($2 == 1)) && save 18 || { go; mkdir run; }; exit 75; }"
-    stubs = Stubs(tmp_path, AWAY + plan)
-    code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="3")
-    assert code == 1
-    assert len(stubs.calls(0)) == 2
-    assert "run has no checkpoint now (before: checkpoint 18): is its disk mounted?" in err
-
-
 def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
     plan = "play() { (($2 == 1)) || exit 0; save 18; go; back; exit 75; }"
     stubs = Stubs(tmp_path, AWAY + plan)
@@ -246,15 +246,6 @@ def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 2
     assert "is its disk mounted?" in err
     assert (tmp_path / "run" / "checkpoints" / "18.json").is_file()
-
-
-def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
-    plan = "play() { (($2 < 8)) || exit 0; rm -rf run/checkpoints; save $((20 - $2)); exit 75; }"
-    stubs = Stubs(tmp_path, plan)
-    code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="2")
-    assert code == 1
-    assert len(stubs.calls(0)) == 3
-    assert "(newest: 17): giving up" in err
 
 
 def test_a_suspect_checkpoint_is_not_an_unavailable_disk(tmp_path: Path) -> None:
@@ -292,13 +283,13 @@ def test_a_run_in_a_bucket_may_be_interrupted_any_number_of_times(
         "run = config.load('demo').override({'data.cache_dir': 'gs://bucket/of_config'})\n"
     )
     folder = staged(tmp_path, monkeypatch, cache_dir) / "checkpoints"
-    plan = f'play() {{ mkdir -p "{folder}"; touch "{folder}/$2.json"; (($2 == 8)) || exit 75; }}'
+    plan = f'play() {{ mkdir -p "{folder}"; touch "{folder}/$2.json"; (($2 == 4)) || exit 75; }}'
     stubs = Stubs(tmp_path, plan)
     more = {"JAXTRAIN_CACHE": str(tmp_path / "cache"), "MAX_RESTARTS": "1"}
     code, _, err = stubs.run("local.sh", "1", *arguments, "--output-dir=s3://bucket/one", **more)
     assert code == 0, err
-    assert len(stubs.calls(0)) == 8
-    assert "(newest: 7)" in err
+    assert len(stubs.calls(0)) == 4
+    assert "(newest: 3)" in err
 
 
 def test_a_run_in_a_bucket_restarts_without_its_disk(

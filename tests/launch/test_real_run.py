@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 from launch.stub import LAUNCH
-from program import TINY_MLM, environment, losses, write_corpus
+from program import TINY_MLM, environment, losses, wait_for, write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +20,6 @@ FLAGS = [
 
 
 def launched(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
-    import sys
-
     return subprocess.Popen(
         [str(LAUNCH / "local.sh"), "2", *FLAGS, "--output-dir", "run", *arguments],
         cwd=directory,
@@ -36,14 +34,6 @@ def launched(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
 def newest_checkpoint(folder: Path) -> int:
     """Returns the step of the newest complete checkpoint, or 0."""
     return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
-
-
-def wait_for_checkpoint(launcher: "subprocess.Popen[str]", folder: Path, after: int) -> None:
-    deadline = time.monotonic() + 240
-    while newest_checkpoint(folder) <= after:
-        assert launcher.poll() is None, launcher.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def process(index: int, launcher: "subprocess.Popen[str]") -> int:
@@ -64,9 +54,10 @@ def test_a_run_recovers_from_a_killed_process_and_sigterm_ends_all(tmp_path: Pat
     write_corpus(tmp_path)
     folder = tmp_path / "run/checkpoints"
     with launched(tmp_path, "--loop.steps", "1000000") as launcher:
-        wait_for_checkpoint(launcher, folder, after=0)
+        wait_for(lambda: newest_checkpoint(folder), launcher)
         os.kill(process(1, launcher), signal.SIGKILL)
-        wait_for_checkpoint(launcher, folder, after=newest_checkpoint(folder))
+        before = newest_checkpoint(folder)
+        wait_for(lambda: newest_checkpoint(folder) > before, launcher)
         launcher.send_signal(signal.SIGTERM)
         output = launcher.communicate(timeout=200)[0]
     assert launcher.returncode == 75, output
