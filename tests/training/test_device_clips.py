@@ -1,5 +1,6 @@
 """Training on clips that the devices convert: shards, microbatches, resuming, and validation."""
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from data.video import sample_videos
 from flax import nnx
+from training import toy
 
 from jaxtrain import config, sharding
 from jaxtrain.data import engines
@@ -95,16 +97,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Never:
-    """Never stops."""
-
-    def wanted(self) -> bool:
-        return False
-
-    def agreed(self) -> bool:
-        return False
-
-
 class Training:
     """A run in this process: its losses, the examples of its steps, and its validation."""
 
@@ -134,14 +126,20 @@ class Training:
     def validated(self) -> dict[str, float]:
         evaluator = setup.evaluator_of(self.built, self.sources, self._quarantine, threads=1)
         assert evaluator is not None
-        found: Any = evaluator(self.state, Never())
+        found: Any = evaluator(self.state, toy.Never())
         assert found.samples["first"].shape == (4, 16, 16, 3)
         assert found.labels == {"first": (["5"], [])}
         return found.values  # type: ignore[no-any-return]
 
 
-def test_shards_and_microbatches_give_the_same_losses(place: Path) -> None:
-    one = Training(place, 1)
+@pytest.fixture(scope="module")
+def plain(place: Path) -> Training:
+    """A run with complete clips on one device."""
+    return Training(place, 1)
+
+
+def test_shards_and_microbatches_give_the_same_losses(place: Path, plain: Training) -> None:
+    one = plain
     assert "luma" in one.built.spec
     two = Training(place, 2, "--mesh.shard", "params", "--optim.accumulate", "2")
     host = Training(place, 1, "--data.convert_on", "host")
@@ -155,7 +153,9 @@ def test_shards_and_microbatches_give_the_same_losses(place: Path) -> None:
     assert two.validated() == pytest.approx(host.validated(), rel=1e-6)
 
 
-def test_crops_train_like_clips_and_validations_see_complete_clips(place: Path) -> None:
+def test_crops_train_like_clips_and_validations_see_complete_clips(
+    place: Path, plain: Training
+) -> None:
     crops = ("--data.crop", "8", "12", "--data.crops_per_clip", "2")
     one = Training(place, 1, *crops)
     planes = one.built.spec["luma"]
@@ -166,7 +166,7 @@ def test_crops_train_like_clips_and_validations_see_complete_clips(place: Path) 
     assert two.ids == one.ids == host.ids
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert host.losses == pytest.approx(one.losses, rel=1e-3)
-    complete = Training(place, 1)
+    complete = copy.copy(plain)
     complete.state = dataclasses.replace(complete.state, params=one.state.params)
     # The batches of its validation are smaller, so that they need no more memory than a step.
     assert one.validated() == pytest.approx(complete.validated(), rel=1e-6)

@@ -3,7 +3,6 @@
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
+from program import wait_for
 
 from jaxtrain import config
 from jaxtrain.checkpoint import candidates, pointer, remote, resume
@@ -72,11 +72,23 @@ class Run:
     def finish(self) -> None:
         self.mirror.finish(lambda: None)
 
-    def upload(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> None:
+    def upload(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> "Run":
         """Saves a checkpoint at each step, and waits until it is in the bucket."""
         for step in steps:
             self.save(step, kinds=kinds)
             self.finish()
+        return self
+
+    def refuse(self, when: Callable[[str], object], error: Exception) -> None:
+        """Lets the upload of each object with such a name fail."""
+        put = self.bucket.put
+
+        def fail(name: str, data: Any, *more: Any) -> None:
+            if when(name):
+                raise error
+            put(name, data, *more)
+
+        self.bucket.put = fail  # type: ignore[method-assign]
 
     def close(self) -> None:
         if self.checkpoints is not None:
@@ -187,8 +199,7 @@ def test_files_are_fetched_only_if_another_machine_has_continued_the_run(
 
 
 def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_path: Path) -> None:
-    first = runs("one", None).begin()
-    first.upload(2)
+    first = runs("one", None).begin().upload(2)
     first.close()
     with pytest.raises(InputError, match=r"run already contains checkpoints \(newest: 2\): resume"):
         runs("two", None)
@@ -241,8 +252,7 @@ def test_hosts_without_a_shared_disk_complete_a_checkpoint_together(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """Each uploads its files; process 0 waits for all of them, and for their records."""
-    run = runs("one", None).begin()
-    run.upload(2)
+    run = runs("one", None).begin().upload(2)
     content = (run.directory / "checkpoints/2.json").read_bytes()
     found = pointer.Pointer.parse(content, 2)
     run.bucket.delete(list(run.bucket.sizes()))
@@ -293,15 +303,9 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     assert beats
 
 
-def test_an_unexpected_error_in_an_upload_ends_the_run(
-    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_in_an_upload_ends_the_run(runs: Callable[..., Run]) -> None:
     run = runs("one", None).begin()
-
-    def fail(*_: Any) -> None:
-        raise MemoryError("not enough")
-
-    monkeypatch.setattr(run.bucket, "put", fail)
+    run.refuse(lambda name: True, MemoryError("not enough"))
     run.save(2)
     with pytest.raises(MemoryError, match="not enough"):
         run.finish()
@@ -417,8 +421,7 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
     runs: Callable[..., Run],
 ) -> None:
     """Launchers restart with --resume latest, perhaps on another machine."""
-    first = runs("one", None).begin()
-    first.upload(2, 4)
+    first = runs("one", None).begin().upload(2, 4)
     first.close()
     runs("two", "2").begin().close()
     third = runs("three").begin()
@@ -430,14 +433,12 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had fetched the checkpoint, and not yet moved its own aside."""
-    first = runs("one", None).begin()
-    first.upload(2)
+    first = runs("one", None).begin().upload(2)
     first.close()
     checkpoints = CheckpointSaver(first.directory, 2)  # not uploaded
     save(checkpoints, 8)
     checkpoints.close()
-    second = runs("two").begin()
-    second.upload(4)
+    second = runs("two").begin().upload(4)
     second.close()
 
     def killed(self: candidates.CheckpointCandidates) -> None:
@@ -454,8 +455,7 @@ def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
 
 def test_the_bucket_of_another_run_is_refused(runs: Callable[..., Run], tmp_path: Path) -> None:
     """Its files would replace those of the run on the disk."""
-    first = runs("one", None).begin()
-    first.upload(2)
+    first = runs("one", None).begin().upload(2)
     first.close()
     directory = tmp_path / "output"
     checkpoints = CheckpointSaver(directory, 2)
@@ -489,8 +489,7 @@ def test_damage_that_only_another_host_sees_does_not_end_every_start(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The host of process 0 has the file on its disk."""
-    first = runs("one", None).begin()
-    first.upload(2, 4)
+    first = runs("one", None).begin().upload(2, 4)
     data = pointer.read(first.directory / "checkpoints/4.json").data
     first.bucket.put(f"{data}/state/_METADATA", b"damaged")
     directory = tmp_path / "second process"
@@ -508,22 +507,13 @@ def test_a_newer_checkpoint_is_uploaded_before_a_best_one_that_fails(
     """The best one is uploaded as soon as it can be."""
     monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.0)
     run = runs("one", None).begin()
-    put, away = run.bucket.put, threading.Event()
-
-    def fail(name: str, data: Any, *more: Any) -> None:
-        if name.startswith("data/4-") and not away.is_set():
-            raise Unavailable("s3://bucket/run: cannot write")
-        put(name, data, *more)
-
-    monkeypatch.setattr(run.bucket, "put", fail)
+    away = threading.Event()
+    run.refuse(lambda name: name.startswith("data/4-") and not away.is_set(), Unavailable("no"))
     run.save(4, kinds=BOTH)
     with run.mirror._changed:
         assert run.mirror._changed.wait_for(lambda: run.mirror._failures >= 3, 60)
     run.save(6)
-    deadline = time.monotonic() + 60
-    while 6 not in run.stored:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: 6 in run.stored, seconds=60)
     away.set()
     run.finish()
     assert run.stored[-1] == 6
@@ -531,8 +521,7 @@ def test_a_newer_checkpoint_is_uploaded_before_a_best_one_that_fails(
 
 
 def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:
-    first = runs("one", None).begin()
-    first.upload(2)
+    first = runs("one", None).begin().upload(2)
     first.close()
     checkpoints = CheckpointSaver(first.directory, 2)  # neither is uploaded
     checkpoints.save(make_state(4), meta_of(4), BOTH)
@@ -563,8 +552,7 @@ def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..
 
 
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
-    first = runs("one", None).begin()
-    first.upload(2)
+    first = runs("one", None).begin().upload(2)
     first.close()
     hidden = (".lock", ".files-due", ".in-bucket")
     for name in ("secret.sh", "data/9-0/state/x", "samples/a.txt", *hidden):

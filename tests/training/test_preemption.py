@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import TINY_MLM, command, environment, losses, write_corpus
+from program import TINY_MLM, command, environment, losses, started, write_corpus
 
 from jaxtrain.checkpoint import pointer
 
@@ -26,15 +26,7 @@ def done(directory: Path) -> int:
 
 def test_ctrl_c_before_the_first_step_has_nothing_to_save(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    process = subprocess.Popen(
-        command(*ARGUMENTS),
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(tmp_path, *ARGUMENTS)
     log = tmp_path / "run" / "log.txt"
     while process.poll() is None and not (log.exists() and "run directory" in log.read_text()):
         time.sleep(0.002)
@@ -52,7 +44,7 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
     arguments = [*ARGUMENTS, "--data.workers", 1, "--loop.eval_every", "None"]
     arguments += ["--loop.steps", 10**6, "--checkpoint.every", 10**6]
     in_it = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", in_it, *command(*arguments)],
         cwd=tmp_path,
         env=environment(tmp_path, TERM="xterm"),
@@ -66,11 +58,11 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
     deadline = time.monotonic() + 120
     while not done(tmp_path / "run"):
         assert time.monotonic() < deadline
-        assert started.poll() is None
+        assert process.poll() is None
         time.sleep(0.05)
         with contextlib.suppress(BlockingIOError):
             os.read(ours, 2**16)
     os.close(ours)
-    assert started.wait(60) == 75
+    assert process.wait(60) == 75
     assert pointer.steps(tmp_path / "run/checkpoints") == [done(tmp_path / "run")]
     assert "stopped because the terminal" in (tmp_path / "run/log.txt").read_text()

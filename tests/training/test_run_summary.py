@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.video import sample_videos
 from reporting import written_run
 
 from jaxtrain import config, main
@@ -62,15 +61,6 @@ def test_the_summary_prints_results_and_the_run_directory() -> None:
     assert len(lines) <= 6
 
 
-def test_a_folder_here_is_named_as_one_types_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, shown in (("r1", "r1"), ("output/first", "output/first"), ("-r", "./-r")):
-        command = run_summary.resume_command("jaxtrain", ["--config", "demo"], tmp_path / name)
-        assert command == f"jaxtrain --config demo --output-dir {shown} --resume latest"
-
-
 @pytest.mark.parametrize("logged", [1, 5])
 def test_the_summary_claims_no_trend_over_a_few_batches(logged: int) -> None:
     losses = [0.17, 0.2, 0.3, 0.31, 0.35][-logged:]
@@ -94,16 +84,6 @@ def test_the_summary_prints_a_command_that_uses_the_model(name: str) -> None:
     assert words[0] == "/runs/my run"
     if command == "reconstruct":
         assert words[1] == "/cache/my scenes/a.mp4"
-
-
-def test_video_data_names_a_file_to_try(tmp_path: Path) -> None:
-    for number in range(4):
-        sample_videos.write(tmp_path / f"videos/{number}.mp4")
-    given = ("--data.path", str(tmp_path / "videos"), "--data.cache_dir", str(tmp_path / "cache"))
-    run = config.load("demo", given)
-    found = run.data.open(run.model, seed=0, say=lambda line: None).example_file
-    assert Path(found).parent == tmp_path / "videos"
-    assert Path(found).is_file()
 
 
 def test_each_command_has_each_flag_once() -> None:

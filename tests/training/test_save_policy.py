@@ -142,9 +142,11 @@ def test_each_complete_save_is_reported() -> None:
     assert said.count("!") == 4
 
 
-def test_the_best_value_is_the_largest_or_the_smallest() -> None:
+def test_the_best_value_is_the_largest_or_the_smallest_and_never_nan_or_inf() -> None:
     assert best_of([20, 19, 21, 21, 22]) == [1, 3, 5]
     assert best_of([20, 19, 21, 18, 18], best_metric="val/loss") == [1, 2, 4]
+    assert best_of([math.nan, 20, math.nan, 10, math.inf, 21]) == [2, 6]
+    assert best_of([-math.inf, 20], best_metric="val/loss") == [2]
 
 
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.better])
@@ -170,13 +172,8 @@ def test_a_model_names_the_direction_of_its_own_metric() -> None:
     assert config.best_mode(dataclasses.replace(unknown, checkpoint=settings)) == "min"
 
 
-def test_nan_and_inf_are_never_best() -> None:
-    assert best_of([math.nan, 20, math.nan, 10, math.inf, 21]) == [2, 6]
-    assert best_of([-math.inf, 20], best_metric="val/loss") == [2]
-
-
 def test_patience_counts_validations_without_improvement() -> None:
-    run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
+    run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
     one = made(run, CheckpointSaver(), [])
     assert not save_policy.patience_over(loop, one.run_progress)
@@ -233,7 +230,7 @@ def test_a_last_save_that_always_fails_ends_the_run(monkeypatch: pytest.MonkeyPa
     assert len(checkpoints.metas) == 4
 
 
-def test_a_best_state_that_was_not_saved_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_state_that_was_not_saved_does_not_count() -> None:
     one, _, _, progress = failing(later={2})
     for step, value in ((1, 20.0), (2, 25.0)):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))

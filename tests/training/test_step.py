@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from training import toy
 
@@ -17,18 +16,10 @@ from jaxtrain import config
 from jaxtrain.training.state import bytes_per_device
 
 
-def recording() -> optax.GradientTransformation:
-    """Changes nothing, and keeps the gradients in its state for the test."""
-    return optax.GradientTransformation(
-        lambda params: jax.tree.map(jnp.zeros_like, params),
-        lambda grads, _, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
-    )
-
-
 @functools.cache
 def recorder(model: Any, batch_size: int, **how: Any) -> toy.Stepper:
     """Returns a step of ``model`` that records gradients; compiled once for all tests."""
-    return toy.stepper(model, optimizer=recording(), batch_size=batch_size, **how)
+    return toy.stepper(model, optimizer=toy.recording(), batch_size=batch_size, **how)
 
 
 def gradients(model: Any, batch: dict[str, np.ndarray], **how: Any) -> tuple[float, Any]:
@@ -215,7 +206,7 @@ def test_randomness_is_a_function_of_the_examples_seen() -> None:
     """Dropout differs between steps, and repeats if the same examples repeat."""
     model = dataclasses.replace(tiny("mlm_h200_8"), dropout=0.5)
     batch = mlm_batch(model.batch_spec(16))
-    stepper = toy.stepper(model, optimizer=recording())  # does not change the parameters
+    stepper = toy.stepper(model, optimizer=toy.recording())  # does not change the parameters
     first, second = stepper(batch)["loss"], stepper(batch)["loss"]
     assert first != second
     back = dataclasses.replace(stepper.state, examples_seen=jnp.uint32(0))

@@ -27,17 +27,7 @@ from jaxtrain.xla import options
 BATCH, BROKEN = 8, 12
 
 
-class Never:
-    """A run that is never stopped."""
-
-    def wanted(self) -> bool:
-        return False
-
-    def agreed(self) -> bool:
-        return False
-
-
-class After(Never):
+class After(toy.Never):
     """A run that stops at the call after ``times`` calls."""
 
     def __init__(self, times: int) -> None:
@@ -169,7 +159,7 @@ def judge() -> Trained:
 def test_values_equal_those_of_numpy(
     wanted: int, present: int, judge: Trained, tmp_path: Path
 ) -> None:
-    found = judge.evaluator(Rows(present), wanted, tmp_path)(judge.state, Never()).values
+    found = judge.evaluator(Rows(present), wanted, tmp_path)(judge.state, toy.Never()).values
     assert found == pytest.approx(
         by_hand(judge.state, spread(min(wanted, present), present)), rel=1e-5
     )
@@ -178,14 +168,14 @@ def test_values_equal_those_of_numpy(
 def test_each_validation_uses_the_same_examples(judge: Trained, tmp_path: Path) -> None:
     rows = Rows(40)
     evaluator = judge.evaluator(rows, 13, tmp_path)
-    first = evaluator(judge.state, Never()).values
+    first = evaluator(judge.state, toy.Never()).values
     doubled = jax.tree.map(lambda array: 2 * array, judge.state.params)
     moved = dataclasses.replace(judge.state, params=doubled)
-    assert evaluator(moved, Never()).values == pytest.approx(
+    assert evaluator(moved, toy.Never()).values == pytest.approx(
         by_hand(moved, spread(13, 40)), rel=1e-5
     )
     beats: list[int] = []
-    again = evaluator(judge.state, Never(), lambda: beats.append(1))
+    again = evaluator(judge.state, toy.Never(), lambda: beats.append(1))
     assert again.values == first  # bit for bit
     assert len(beats) == len(evaluator._batches)
     assert sorted(rows.read) == spread(13, 40)  # each read only once
@@ -193,7 +183,7 @@ def test_each_validation_uses_the_same_examples(judge: Trained, tmp_path: Path) 
 
 def test_samples_are_images_of_the_first_batch(tmp_path: Path) -> None:
     painter = trained(_Painter)
-    images = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).samples
+    images = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, toy.Never()).samples
     painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in spread(16, 40)[:BATCH]]
     expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
     assert {name: image.dtype for name, image in images.items()} == {"rows": np.uint8}
@@ -211,11 +201,11 @@ class _Speller(_Judge):
 
 def test_samples_of_ids_become_texts(tmp_path: Path) -> None:
     speller = trained(_Speller)
-    plain = speller.evaluator(Rows(40), 16, tmp_path)(speller.state, Never()).samples
+    plain = speller.evaluator(Rows(40), 16, tmp_path)(speller.state, toy.Never()).samples
     page = "===== prompt 1\n{}\n===== completion 1\n{}\n"
     assert plain == {"text": page.format("7 7", "9")}  # one of eight rows is broken
     said = speller.evaluator(Rows(40), 16, tmp_path, decode=lambda ids: f"{len(ids)} words")
-    assert said(speller.state, Never()).samples == {"text": page.format("2 words", "1 words")}
+    assert said(speller.state, toy.Never()).samples == {"text": page.format("2 words", "1 words")}
 
 
 @pytest.mark.parametrize("times", [0, 2, 3])
@@ -225,7 +215,7 @@ def test_it_can_be_stopped_before_each_batch(times: int, judge: Trained, tmp_pat
     found = evaluator(judge.state, After(times))
     assert (found is None) == (times < 3)  # once after compiling, and before each of two batches
     assert len(rows.read) <= BATCH * max(times, 1)
-    whole = evaluator(judge.state, Never())
+    whole = evaluator(judge.state, toy.Never())
     assert whole is not None
     assert whole.values == pytest.approx(by_hand(judge.state, spread(16, 40)), rel=1e-5)
 
@@ -233,7 +223,7 @@ def test_it_can_be_stopped_before_each_batch(times: int, judge: Trained, tmp_pat
 def test_a_stop_does_not_wait_for_the_compilation(
     judge: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Now(Never):
+    class Now(toy.Never):
         wanted = agreed = lambda self: True
 
     go_on = threading.Event()
@@ -243,5 +233,5 @@ def test_a_stop_does_not_wait_for_the_compilation(
     assert evaluator(judge.state, Now()) is None
     assert options.still_compiling()
     go_on.set()
-    assert evaluator(judge.state, Never()) is not None
+    assert evaluator(judge.state, toy.Never()) is not None
     assert not options.still_compiling()

@@ -91,6 +91,24 @@ def mesh_of(data: int, fsdp: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 2)
 
 
+def recording() -> optax.GradientTransformation:
+    """Returns an optimizer that changes nothing, and keeps the gradients in its state."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, _, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
+    )
+
+
+class Never:
+    """A run that is never stopped."""
+
+    def wanted(self) -> bool:
+        return False
+
+    def agreed(self) -> bool:
+        return False
+
+
 @dataclasses.dataclass
 class Stepper:
     """Everything a step needs on one mesh."""

@@ -114,19 +114,6 @@ def test_an_unreadable_trace_does_not_end_the_run(
     assert opened == ["profile"]  # its time does not count as training
 
 
-def test_without_a_profile_the_step_is_unchanged(tmp_path: Path) -> None:
-    def plain(state: Any, batch: Any) -> Any:
-        return state, batch
-
-    with profiler.profiled(None, tmp_path / "profile", plain, print, during) as (
-        step,
-        before_step,
-    ):
-        assert step is plain
-        before_step(0, None)  # type: ignore[arg-type]
-    assert not (tmp_path / "profile").exists()
-
-
 @pytest.mark.parametrize(("done", "says"), [(9, 0), (10, 1)])
 def test_a_resumed_run_past_the_trace_prints_a_note(done: int, says: int) -> None:
     said: list[str] = []
@@ -159,24 +146,6 @@ ENTRY %main {
   while.2 = f32[4]{0} while(%x), condition=%c, body=%body
 }
 """
-
-
-def test_instructions_are_read_from_the_compiled_step() -> None:
-    found = profiler._described(PROGRAM)
-    assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general", "dot_general")
-    assert found["fusion.1"] == ("fusion", "jit(f)/add", "add")
-    assert found["while.2"] == ("while", "", "(added by the compiler)")
-
-
-def test_a_name_contains_only_names_of_the_model() -> None:
-    made_by = (
-        "jit(train_step)/transpose(jvp(transpose(transpose(jvp(bsnk,btnk->bnst)))))/dot_general"
-    )
-    line = "models/mlm.py:9 (backward)"
-    assert profiler._name(made_by, line) == f"{line} bsnk,btnk->bnst/dot_general"
-    assert (
-        profiler._name("jit(f)/jvp(block)/while/body/jit(_where)/mul", None) == "block/_where/mul"
-    )
 
 
 def test_on_a_gpu_only_its_streams_count() -> None:

@@ -1,8 +1,6 @@
 """Steps that are computed twice: flipped bits are found, and the device is named if it is known."""
 
 import dataclasses
-import errno
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -229,20 +227,6 @@ def test_the_state_at_the_first_start_with_checks_counts_as_right(tmp_path: Path
     assert recorded(tmp_path) == 9
     replays(tmp_path, Stepping(), done=12)  # ended before its first check
     assert recorded(tmp_path) == 9
-
-
-def test_a_record_that_cannot_be_written_only_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, _ = replays(tmp_path, Stepping([1, 2], [1, 2]))
-
-    def full(path: Path, data: str) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("jaxtrain.training.run_progress.write_whole", full)
-    one(3, at(3), {})
-    assert "progress.json cannot be written (No space left" in capsys.readouterr().out
-    assert recorded(tmp_path) == 0  # the older step stays
 
 
 def test_gpus_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
