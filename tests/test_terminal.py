@@ -110,7 +110,11 @@ def on_terminal() -> Iterator[Callable[..., OnTerminal]]:
 
 
 TRAINS = """
+    from jaxtrain.telemetry.events import EventLog
+
+    VAL = [f"val/{name}" for name in ("accuracy", "bits_per_byte", "loss", "psnr", "ssim")]
     with console.Console(phases, 0) as shown:
+        log = EventLog(shown)
         phases.at(0, 40)
         with phases.within("compile"):
             time.sleep(0.3)
@@ -120,32 +124,6 @@ TRAINS = """
         shown.show("step 10/40 [bold] | " + "x" * 80)
         print("a library", file=sys.stderr)
         time.sleep(0.3)
-        print("shown")
-        sys.stdin.read()
-    print("over")
-"""
-
-
-def test_a_terminal_has_a_live_line_below_the_permanent_lines(on_terminal: Any) -> None:
-    program = on_terminal(TRAINS)
-    drawn = program.end()
-    assert program.process.returncode == 0, drawn
-    assert re.search(r"compiling \d+s \| step 0/40", drawn)
-    assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)
-    assert "step 10/40 [bold] | " + "x" * 80 + "\r\n" in drawn  # not wrapped
-    assert "a library\r\n" in drawn
-    assert drawn.endswith("\x1b[2Kover\r\n")  # the live line is removed
-    assert "\x1b[?25" not in drawn  # the cursor is never hidden
-
-
-COLORED = """
-    from jaxtrain.telemetry.events import EventLog
-
-    VAL = [f"val/{name}" for name in ("accuracy", "bits_per_byte", "loss", "psnr", "ssim")]
-    with console.Console(phases, 0) as shown:
-        log = EventLog(shown)
-        phases.at(0, 40)
-        phases.training()
         log.say("run directory /runs/[red]")
         log.say("demo: 1 x cpu, jaxtrain 0.1, jax 0.10")
         values = {"loss": 1.5, "psnr": 20.0, "steps_per_second": 3, "samples_per_second": 20}
@@ -154,15 +132,22 @@ COLORED = """
         log.say(console.validation_line(10, 40, dict.fromkeys(VAL, 0.123456)))
         log.say("warning: nearly full")
         log.say("error: full")
-        phases.stepped(10, 0.0, {"train/loss": 1.5})
-        time.sleep(0.3)
         terminal.warn("warning: on standard error")
+    print("over")
     terminal.warn("error: at the end")
 """
 
 
-def test_a_terminal_gets_colors(on_terminal: Any) -> None:
-    drawn = on_terminal(COLORED).end()
+def test_a_terminal_has_colors_and_a_live_line_below_the_permanent_lines(on_terminal: Any) -> None:
+    program = on_terminal(TRAINS)
+    drawn = program.end()
+    assert program.process.returncode == 0, drawn
+    assert re.search(r"compiling \d+s \| step 0/40", drawn)
+    assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)
+    assert "step 10/40 [bold] | " + "x" * 80 + "\r\n" in drawn  # not wrapped
+    assert "a library\r\n" in drawn
+    assert "\x1b[2Kover\r\n" in drawn  # the live line is removed
+    assert "\x1b[?25" not in drawn  # the cursor is never hidden
     assert "\x1b[2mrun directory /runs/[red]\x1b[0m\r\n" in drawn
     # 80 columns: a line breaks between fields.
     first = "step 10/40 | validation | val/accuracy 0.1235 | val/bits_per_byte 0.1235 |"

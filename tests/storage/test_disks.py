@@ -68,15 +68,19 @@ def test_a_file_that_cannot_be_read_now_is_not_broken(number: int) -> None:
 
 
 def test_a_missing_file_is_broken_unless_its_disk_is_not_mounted(tmp_path: Path) -> None:
+    """An empty folder above the file is the mount point of a disk that is away."""
     missing = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    (tmp_path / "other").touch()
-    path = str(tmp_path / "gone")
-    assert isinstance(disks.unreadable(path, missing, existed=True), BadExample)
-    (tmp_path / "other").unlink()
-    assert isinstance(disks.unreadable(path, missing, existed=True), disks.DiskAway)
+    mount = tmp_path / "mount"
+    (mount / "other").mkdir(parents=True)
+    deep, path = str(mount / "video" / "clip.mp4"), str(mount / "gone")
+    for gone in (deep, path):
+        assert isinstance(disks.unreadable(gone, missing, existed=True), BadExample)
+    tar, folder = str(mount / "a.tar" / "v.mp4"), str(mount)
+    assert isinstance(disks.unreadable(tar, missing, existed=True, folder=folder), BadExample)
+    (mount / "other").rmdir()
+    for gone in (deep, path):
+        assert isinstance(disks.unreadable(gone, missing, existed=True), disks.DiskAway)
     assert isinstance(disks.unreadable(path, missing), BadExample)
-    inside = str(tmp_path / "folder" / "gone")
-    assert isinstance(disks.unreadable(inside, missing, existed=True), disks.DiskAway)
 
 
 def test_reading_waits_for_a_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +102,3 @@ def test_reading_waits_for_a_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RunAgain, match="away"):
         disks.when_readable(read)
     assert disks.OUTAGE_S - 10 < now[0] < disks.OUTAGE_S + 10
-
-
-def test_a_deleted_folder_is_not_an_unmounted_disk(tmp_path: Path) -> None:
-    """An empty folder above the file is: the mount point of a disk that is away."""
-    (tmp_path / "mount").mkdir()
-    gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    path = str(tmp_path / "mount" / "video" / "clip.mp4")
-    assert isinstance(disks.unreadable(path, gone, existed=True), disks.DiskAway)
-    (tmp_path / "mount" / "other").mkdir()
-    assert isinstance(disks.unreadable(path, gone, existed=True), BadExample)
-    tar = str(tmp_path / "mount" / "a.tar" / "v.mp4")
-    folder = str(tmp_path / "mount")
-    assert isinstance(disks.unreadable(tar, gone, existed=True, folder=folder), BadExample)
