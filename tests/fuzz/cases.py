@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fuzz import blind_spots, formats, mutate
+from fuzz import formats, mutate
 from fuzz.sandbox import INPUT, OUTPUT
 
 _IN, _OUT = f"{INPUT}/", f"{OUTPUT}/"
@@ -51,14 +51,12 @@ class Seed:
         commands: commands that read it.
         change: what to change: "file", any file of a "folder", or files of this name in a folder.
         weight: relative probability.
-        build: changes the input, instead of a random change.
     """
 
     files: tuple[str, ...]
     commands: tuple[Command, ...]
     change: str = "file"
     weight: float = 1.0
-    build: Callable[[random.Random, Path], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +80,10 @@ class Case:
     """A case with its input.
 
     Attributes:
-        kind: name of the kind.
-        seed: of the case.
         arguments: of the command line.
         command: the command that they are from.
     """
 
-    kind: str
-    seed: int
     arguments: list[str]
     command: Command
 
@@ -219,22 +213,6 @@ def _tokenizers() -> tuple[Seed, ...]:
     return (given, *_only(_text_models(), "tokenizer.json"))
 
 
-def _blind_spots() -> tuple[Seed, ...]:
-    """Returns the inputs of :mod:`fuzz.blind_spots`, with the commands that read such files."""
-    folders = [one for one in _videos("video.mp4") if one.change == "folder"]
-    latents = [one for one in _safetensors() if one.files[0] == "latents.safetensors"]
-    found: tuple[tuple[Sequence[Seed], Callable[[random.Random, Path], None]], ...] = (
-        ((*_folder_of_texts(), *folders), blind_spots.pipes),
-        ((*_lists(), *_texts("text.jsonl")), blind_spots.long_string),
-        (latents, blind_spots.large_numbers),
-    )
-    return tuple(
-        dataclasses.replace(seed, build=build, weight=1 / len(seeds))
-        for seeds, build in found
-        for seed in seeds
-    )
-
-
 KINDS: dict[str, Kind] = {
     "safetensors": Kind(_safetensors(), 18),
     "pth": Kind(_pth(), 6, bounded=False),
@@ -248,7 +226,6 @@ KINDS: dict[str, Kind] = {
     "tar": Kind(_videos("videos.tar", tar=True), 5),
     "video": Kind(_videos("video.mp4", "sound.mp4", "video.mkv", "video.webm"), 9),
     "list": Kind(_lists(), 3),
-    "blind": Kind(_blind_spots(), 4),
 }
 
 
@@ -265,9 +242,7 @@ def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
     chosen: Seed = mutate.weighted(rng, [(one.weight, one) for one in KINDS[kind].seeds])
     command: Command = mutate.weighted(rng, [(one.weight, one) for one in chosen.commands])
     path = place(chosen, valid, folder)
-    if chosen.build:
-        chosen.build(rng, path)
-    elif chosen.change == "file":
+    if chosen.change == "file":
         data = path.read_bytes()
         other = (valid / rng.choice(("video.mkv", "text.txt", "latents.safetensors"))).read_bytes()
         path.write_bytes(formats.by_name(rng, path, data, other))
@@ -277,7 +252,7 @@ def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
         formats.folder(rng, path)
     else:
         formats.folder(rng, path, lambda file: file.name == chosen.change)
-    return Case(kind, seed, command.arguments(shown(path, folder)), command)
+    return Case(command.arguments(shown(path, folder)), command)
 
 
 def shown(path: Path, folder: Path) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _DONE = "done"
-"""As if measured on an A10."""
 TEXT = "once upon a time there was a time. largo, largo. paris is the capital of france. "
 WORDS = ("paris", "is", "the", "capital", "of", "france", "a", "once", "upon", "time", ".")
 GPT_WORDS = 290

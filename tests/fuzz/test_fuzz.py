@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzz import blind_spots, cases, formats, isolation, mutate, verdict
+from fuzz import cases, formats, isolation, mutate, verdict
 from fuzz.sandbox import Ended, Sandbox
 
 FORBIDDEN = {
@@ -107,7 +107,7 @@ def tree(folder: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("kind", sorted({*cases.KINDS} - {"pth", "parquet", "tar", "blind"}))
+@pytest.mark.parametrize("kind", sorted({*cases.KINDS} - {"pth", "parquet", "tar"}))
 def test_a_seed_determines_the_case(corpus: Path, tmp_path: Path, kind: str) -> None:
     for seed in range(20):
         made = []
@@ -117,17 +117,6 @@ def test_a_seed_determines_the_case(corpus: Path, tmp_path: Path, kind: str) -> 
             (folder.parent / "out").mkdir()
             made.append((cases.make(kind, seed, corpus, folder), tree(folder.parent)))
         assert made[0] == made[1]
-
-
-def test_blind_spots_produce_their_inputs(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    (tmp_path / "data").mkdir()
-    blind_spots.pipes(rng, tmp_path / "data")
-    assert sum(path.is_fifo() for path in (tmp_path / "data").rglob("*")) == 4
-    for name in ("list.txt", "list.json", "text.jsonl"):
-        (tmp_path / name).write_text('{"text": "a"}\n')
-        blind_spots.long_string(rng, tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 90_000
 
 
 @pytest.mark.parametrize("mutation", [mutate.raw_bytes, mutate.json_text, mutate.json_lines])
