@@ -40,16 +40,6 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["file", "manifest.json"]
 
 
-def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    def fail(work: Path) -> dict:
-        (work / "file").write_text("half")
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        cache.make_folder(tmp_path / "key", fail, silent)
-    assert [p.name for p in tmp_path.iterdir()] == ["key.lock"]
-
-
 def test_leftovers_of_a_killed_process_are_removed_and_not_read(tmp_path: Path) -> None:
     left = tmp_path / "key.tmp-123"
     left.mkdir()
@@ -96,14 +86,6 @@ def test_the_slower_of_two_builders_uses_the_finished_folder(tmp_path: Path) -> 
 
     assert cache.make_folder(folder, slow, silent)["number"] == 1
     assert (folder / "file").read_text() == "first"
-
-
-def test_write_file_replaces_the_file_atomically(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "file"
-    cache.write_file(path, "one")
-    cache.write_file(path, "two")
-    assert path.read_text() == "two"
-    assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
 def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,32 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from data.number_source import Numbers
 from grain._src.python.ipc import shared_memory_array
 from grain.multiprocessing import SharedMemoryArray
 from training import toy
 
 from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import InputError
 
-SIZE = 13  # no batch size divides it, so epochs end inside batches
-
-
-@dataclasses.dataclass(frozen=True)
-class Numbers:
-    """Example i contains i and a random number; some are broken."""
-
-    size: int = SIZE
-    broken: frozenset[int] = frozenset()
-    fingerprint: str = "numbers"
-
-    def __len__(self) -> int:
-        return self.size
-
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        if index in self.broken:
-            raise BadExample(f"file-{index}", "broken on purpose")
-        return {"x": np.float32([index, rng.random()])}
+SIZE = 13  # examples: no batch size divides it, so epochs end inside batches
 
 
 def spec(batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -52,14 +36,13 @@ def spec(batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> None:
-    rows = sampler.TrainingRows(
-        *(Numbers(), sampler.Order(SIZE, seed=3), 0, 8, 0, 8, 5, Quarantine(tmp_path / "q.jsonl"))
-    )
+    order, quarantine = sampler.Order(SIZE, seed=3), Quarantine(tmp_path / "q.jsonl")
+    rows = sampler.TrainingRows(Numbers(SIZE), order, 0, 8, 0, 8, 5, quarantine)
     # Each worker takes eight open files, and the usual limit is 1,024.
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = len(os.listdir("/proc/self/fd")) + 4
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
-    batches = training_batches(tmp_path, Numbers(), workers=workers, start=3)
+    batches = training_batches(tmp_path, Numbers(SIZE), workers=workers, start=3)
     try:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few
         batch_arrays = [np.asarray(next(batches)["x"]) for _ in range(4)]
@@ -115,7 +98,7 @@ class Slow(Numbers):
 
 
 def test_the_devices_wait_for_data_only_after_they_have_computed(tmp_path: Path) -> None:
-    batches = training_batches(tmp_path, Slow(), workers=0)
+    batches = training_batches(tmp_path, Slow(SIZE), workers=0)
 
     def waited_s(computes_s: float) -> float:
         before, began = batches.wait_s, time.perf_counter()
@@ -136,7 +119,7 @@ def test_the_devices_wait_for_data_only_after_they_have_computed(tmp_path: Path)
 
 
 def test_closing_ends_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
-    batches = training_batches(tmp_path, Numbers(), workers=0)
+    batches = training_batches(tmp_path, Numbers(SIZE), workers=0)
     last = collections.deque[Any](maxlen=1)
     thread = threading.Thread(target=last.extend, args=(batches,), daemon=True)
     thread.start()
@@ -146,7 +129,7 @@ def test_closing_ends_a_thread_that_waits_for_a_batch(tmp_path: Path) -> None:
 
 
 def test_batches_are_global_arrays_over_all_devices(tmp_path: Path) -> None:
-    batches = training_batches(tmp_path, Numbers(), workers=0)
+    batches = training_batches(tmp_path, Numbers(SIZE), workers=0)
     batch = next(batches)
     batches.close()
     assert batch.keys() == {"x", "weight"}
@@ -157,7 +140,7 @@ def test_batches_are_global_arrays_over_all_devices(tmp_path: Path) -> None:
 
 
 def test_an_error_in_loading_reaches_the_caller(tmp_path: Path) -> None:
-    source = Numbers(broken=frozenset(range(SIZE)))
+    source = Numbers(SIZE, broken=frozenset(range(SIZE)))
     batches = training_batches(tmp_path, source, workers=0)
     for _ in range(2):  # the second call must not wait forever
         with pytest.raises(InputError, match="in a row"):
@@ -165,33 +148,31 @@ def test_an_error_in_loading_reaches_the_caller(tmp_path: Path) -> None:
     batches.close()
 
 
+def validation_batches(
+    directory: Path, source: Numbers, spec: dict[str, jax.ShapeDtypeStruct], examples: int
+) -> pipeline.ValidationBatches:
+    return pipeline.ValidationBatches(
+        source,
+        toy.mesh_of(1, 8),
+        spec,
+        examples=examples,
+        seed=0,
+        threads=2,
+        quarantine=Quarantine(directory / "quarantine.jsonl"),
+    )
+
+
 def test_examples_that_do_not_match_the_model_are_rejected(tmp_path: Path) -> None:
     wrong = spec(8) | {"x": jax.ShapeDtypeStruct((8, 3), jnp.float32)}
-    batches = pipeline.ValidationBatches(
-        Numbers(),
-        toy.mesh_of(1, 8),
-        wrong,
-        examples=8,
-        seed=0,
-        threads=1,
-        quarantine=Quarantine(tmp_path / "q.jsonl"),
-    )
     with pytest.raises(InputError, match=r"\(2,\).*\(3,\)"):
-        next(iter(batches))
+        next(iter(validation_batches(tmp_path, Numbers(SIZE), wrong, 8)))
 
 
 def test_validation_examples_are_evenly_spaced_and_padded_with_weight_zero(
     tmp_path: Path,
 ) -> None:
-    batches = pipeline.ValidationBatches(
-        Numbers(broken=frozenset({1})),
-        toy.mesh_of(1, 8),
-        spec(8),
-        examples=11,
-        seed=0,
-        threads=2,
-        quarantine=Quarantine(tmp_path / "quarantine.jsonl"),
-    )
+    source = Numbers(SIZE, broken=frozenset({1}))
+    batches = validation_batches(tmp_path, source, spec(8), 11)
     first, again = [list(batches) for _ in range(2)]
     x = np.concatenate([np.asarray(batch["x"]) for batch in first])
     weight = np.concatenate([np.asarray(batch["weight"]) for batch in first])
@@ -228,7 +209,7 @@ def test_closing_leaves_no_shared_memory_and_does_not_wait_for_blocked_workers(
     monkeypatch.setattr(shared_memory_array, "_del_shm", free_slowly)
     monkeypatch.setattr(SharedMemoryArray, "unlink_on_del", take_over)
     wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
-    batches = training_batches(tmp_path, Wide(), workers=2, x=wide)
+    batches = training_batches(tmp_path, Wide(SIZE), workers=2, x=wide)
     for _ in range(3):
         next(batches)
     time.sleep(1)  # the workers prefetch more

@@ -1,48 +1,26 @@
 """The order is a pure function of seed and position; each example comes once per epoch."""
 
-import dataclasses
 import json
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from data.number_source import Numbers
 
 from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import InputError
 
 BATCH, SIZE = 8, 39
-
-
-@dataclasses.dataclass
-class Numbers:
-    """Example i contains i and its own random number."""
-
-    size: int = SIZE
-    broken: frozenset[int] = frozenset()
-    fingerprint: str = "numbers"
-
-    def __len__(self) -> int:
-        return self.size
-
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        if index in self.broken:
-            raise BadExample(f"file-{index}", "broken on purpose")
-        return {"x": np.float32([index, rng.random()])}
 
 
 def rows_of(
     directory: Path, source: Numbers | None = None, **position: int
 ) -> sampler.TrainingRows:
-    how = {
-        "start": 0,
-        "batch_size": BATCH,
-        "first_row": 0,
-        "rows_per_batch": BATCH,
-        "batches": 2**20,
-    } | position
-    source = source or Numbers()
+    how = {"start": 0, "batch_size": BATCH, "first_row": 0, "rows_per_batch": BATCH} | position
+    how["batches"] = 2**20
+    source = source or Numbers(SIZE)
     quarantine = Quarantine(directory / "quarantine.jsonl")
     return sampler.TrainingRows(source, sampler.order_of(source, 3), **how, quarantine=quarantine)
 
@@ -100,7 +78,7 @@ def test_broken_examples_are_replaced_and_the_others_unchanged(
     straight: np.ndarray, tmp_path: Path
 ) -> None:
     broken = [6, 7, 8, 20]
-    source = Numbers(broken=frozenset(broken))
+    source = Numbers(SIZE, broken=frozenset(broken))
     found = batches_of(rows_of(tmp_path, source), 12)
     intact = ~np.isin(straight[:96, 0], broken)
     np.testing.assert_array_equal(found[intact], straight[:96][intact])
@@ -114,7 +92,7 @@ def test_broken_examples_are_replaced_and_the_others_unchanged(
 
 
 def test_a_source_of_broken_examples_stops_the_run_and_names_the_quarantine(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, Numbers(broken=frozenset(range(SIZE))))
+    rows = rows_of(tmp_path, Numbers(SIZE, broken=frozenset(range(SIZE))))
     with pytest.raises(InputError, match=r"32 examples in a row.*quarantine.jsonl"):
         rows[0]
 

@@ -84,20 +84,25 @@ def test_a_group_is_on_one_side_and_added_files_move_no_other() -> None:
     assert fewer == trains[:500]
 
 
-def test_a_name_of_several_files_is_listed_once() -> None:
+@pytest.mark.parametrize(
+    ("names", "sides", "expected"),
+    [
+        (
+            ["a", "b", "c"],
+            ["train", "val", None],
+            [
+                "--data.path T: 1 of 3 files validate: b",
+                "--data.path T: 1 of 3 files are not used, because their names do not say train, "
+                "as those of others do: c",
+            ],
+        ),
+        (["a", "b", "b"], ["train", "val", "val"], ["--data.path T: 2 of 3 files validate: b"]),
+    ],
+)
+def test_the_console_names_what_validates(
+    names: list[str], sides: list[splits.Side | None], expected: list[str]
+) -> None:
     lines: list[str] = []
-    splits.report(
-        "--data.path T", ["a", "b", "b", "b"], ["train", "val", "val", "val"], lines.append
-    )
-    assert lines == ["--data.path T: 3 of 4 files validate: b"]
-
-
-def test_the_console_names_what_validates() -> None:
-    lines: list[str] = []
-    splits.report("--data.path T", ["a", "b", "c"], ["train", "val", None], lines.append)
-    assert lines == [
-        "--data.path T: 1 of 3 files validate: b",
-        "--data.path T: 1 of 3 files are not used, because their names do not say train, "
-        "as those of others do: c",
-    ]
+    splits.report("--data.path T", names, sides, lines.append)
+    assert lines == expected
     assert splits.listed(list("abcdefg")) == "a, b, c, d, e, and 2 more"

@@ -3,7 +3,6 @@
 import math
 import re
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,27 +146,32 @@ def chosen(cores: int, devices: int = 8, rows: int = 128, **more: object) -> int
 
 
 @pytest.mark.parametrize(
-    ("cores", "devices", "expected"),
+    ("cores", "devices", "more", "expected"),
     [
-        (208, 8, 200),  # 206 are free
-        (96, 8, 88),
-        (26, 8, 24),
-        (10, 8, 8),
-        (8, 8, 6),  # fewer than devices: two parts of a batch
-        (26, 1, 24),  # eight parts of 128 clips
-        (2, 1, 1),
-        (1, 1, 1),
+        (208, 8, {}, 200),  # 206 are free
+        (96, 8, {}, 88),
+        (26, 8, {}, 24),
+        (10, 8, {}, 8),
+        (8, 8, {}, 6),  # fewer than devices: two parts of a batch
+        (26, 1, {}, 24),  # eight parts of 128 clips
+        (2, 1, {}, 1),
+        (1, 1, {}, 1),
+        # Steps on CPUs keep half of the cores.
+        (8, 1, {"on_cpu": True}, 4),
+        (2, 1, {"on_cpu": True}, 1),
+        # Of batches in shared memory, eight workers hold 6, and 16 hold 9.
+        (96, 8, {"batches": 9.0}, 16),
+        (96, 8, {"batches": 6.0}, 8),
+        (96, 8, {"batches": 0.5}, 8),  # none fits: doctor reports it
+        # Each worker needs 0.3 GiB of memory.
+        (26, 8, {"memory": 3.1 * GIB}, 8),  # ten fit; a multiple of the devices
+        (26, 8, {"memory": -1.0}, 1),  # doctor reports it
     ],
 )
-def test_workers_use_the_cores_that_the_loop_leaves(
-    cores: int, devices: int, expected: int
+def test_workers_use_the_cores_and_memory_that_the_loop_leaves(
+    cores: int, devices: int, more: dict[str, Any], expected: int
 ) -> None:
-    assert chosen(cores, devices) == expected
-
-
-def test_steps_on_cpus_keep_half_of_the_cores() -> None:
-    assert chosen(8, 1, on_cpu=True) == 4
-    assert chosen(2, 1, on_cpu=True) == 1
+    assert chosen(cores, devices, **more) == expected
 
 
 def test_every_choice_is_between_one_and_the_free_cores() -> None:
@@ -183,22 +187,12 @@ def test_text_needs_few_workers() -> None:
     assert worker_count.chosen(text, 208, rows=768, devices=8, on_cpu=False) == text.most_workers
 
 
-def test_batches_fit_into_shared_memory() -> None:
-    """Eight workers hold 6 batches of 8 devices, 16 hold 9."""
-    assert chosen(96, batches=9.0) == 16
-    assert chosen(96, batches=6.0) == 8
-    assert chosen(96, batches=0.5) == 8  # none fits: doctor reports it
-
-
-def test_workers_fit_into_memory() -> None:
-    """Each needs 0.3 GiB, besides the batches."""
+def test_workers_and_their_batches_fit_into_memory() -> None:
     batch = 0.5 * GIB
     held = worker_count.most_batches(128, 24, VIDEO.prefetch, 8)
     assert chosen(26, memory=24 * 0.3 * GIB + held * batch, batch=batch) == 24
     less = chosen(26, memory=23.9 * 0.3 * GIB + held * batch, batch=batch)
     assert 16 <= less < 24
-    assert chosen(26, memory=3.1 * GIB) == 8  # ten fit; a multiple of the devices
-    assert chosen(26, memory=-1.0) == 1  # doctor reports it
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -235,15 +229,10 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared.number == part.number < alone.number
 
 
-@pytest.fixture
-def system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Returns a function that sets the system's limits of this process."""
-
-    def limit(files: int = 2**20, free: float = 1e12) -> None:
-        monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, files))
-        monkeypatch.setattr(worker_count, "memory", lambda: (free, False))
-
-    return limit
+def limit(monkeypatch: pytest.MonkeyPatch, files: int = 2**20, free: float = 1e12) -> None:
+    """Sets the system's limits of this process."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, files))
+    monkeypatch.setattr(worker_count, "memory", lambda: (free, False))
 
 
 @pytest.mark.parametrize(
@@ -254,9 +243,9 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ],
 )
 def test_more_workers_than_the_system_allows_are_refused(
-    system: Callable[..., None], limits: dict[str, Any], workers: int, text: str
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], workers: int, text: str
 ) -> None:
-    system(**limits)
+    limit(monkeypatch, **limits)
     found = worker_count.too_many(workers, 0) or ""
     assert found.startswith(f"--data.workers {workers} needs about {text}")
     most = int(re.findall("use at most ([0-9,]+) worker", found)[0].replace(",", ""))
@@ -266,15 +255,13 @@ def test_more_workers_than_the_system_allows_are_refused(
     assert ("docker run --ulimit nofile=N" in found) == ("files" in limits)
 
 
-def test_few_open_files_leave_fewer_chosen_workers(
-    system: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_open_files_leave_fewer_chosen_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """h100_8 has 200 workers on 208 cores, which need more than 1,024 files."""
     monkeypatch.setattr(worker_count, "cores", lambda processes: 208)
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
     run = config.load("h100_8")
     for files, expected in ((4096, 200), (1024, 48)):
-        system(files=files)
+        limit(monkeypatch, files=files)
         found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
         assert found.number == expected
         assert ("(ulimit -Hn) is 1,024, which is enough for 55" in found.sentence) == (
