@@ -20,26 +20,6 @@ from jaxtrain.checkpoint.restore import restore
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
-TINY_VIDEO = """
-import dataclasses
-from jaxtrain import config
-from jaxtrain.models import video_ae
-base = config.named("demo")
-run = dataclasses.replace(
-    base,
-    model=video_ae.Config.tiny(),
-    data=dataclasses.replace(base.data, demo=False, workers=1, train_split=0.7),
-)
-"""
-"""A ``--config`` file of the smallest video autoencoder."""
-SMALL_GROUPS = """
-import sys
-from jaxtrain import main
-from jaxtrain.data.text import shards
-shards.GROUP_BYTES = 10_000
-sys.exit(main.main(sys.argv[1:]))
-"""
-"""A program in place of jaxtrain, for which each text is a shard."""
 # demo_mlm, reduced so that it compiles in a few seconds. Tests should not change other values that
 # affect compilation, including the learning rate: then they share the compilation cache.
 TINY_MLM = [

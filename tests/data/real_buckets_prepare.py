@@ -13,20 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from data.video import sample_videos as sample
 from launch.hosts import wait_for
-from program import TINY_VIDEO, command, environment
+from program import command, environment
 from storage.bucket_server import BUCKET, KEYS, FaultProxy, GoogleProxy, Server
 
 from jaxtrain.data import remote
 from jaxtrain.errors import InputError
-from jaxtrain.interop import weights
-from jaxtrain.models import video_ae
 from jaxtrain.storage.bucket import Bucket
-from jaxtrain.training.state import ModelDefinition
 
 # Ray's workers have niceness 15, so on a busy machine they would wait for all other processes.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -74,16 +69,20 @@ def place(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     return folder
 
 
-def prepare(
-    place: Path, source: Path | str, out: Path | str, *flags: str, **variables: str
-) -> subprocess.Popen[str]:
+def start(place: Path, *words: object, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command("prepare", "clips", source, out, *SIZE, *flags),
+        command("prepare", *words),
         env=environment(place, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def prepare(
+    place: Path, source: Path | str, out: Path | str, *flags: str, **variables: str
+) -> subprocess.Popen[str]:
+    return start(place, "clips", source, out, *SIZE, *flags, **variables)
 
 
 def output(process: subprocess.Popen[str], code: int = 0) -> str:
@@ -215,13 +214,7 @@ def tokens(
     place: Path, path: Path | str, where: Path | str, **variables: str
 ) -> subprocess.Popen[str]:
     data = ("--data.path", path, "--data.cache_dir", where, "--model.vocab_size", 300)
-    return subprocess.Popen(
-        command("prepare", "tokens", "--config", "demo_mlm", *data),
-        env=environment(place, **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return start(place, "tokens", "--config", "demo_mlm", *data, **variables)
 
 
 def test_tokens_are_uploaded_after_a_kill_and_fetched_by_another_machine(
@@ -265,51 +258,3 @@ def test_tokens_are_uploaded_after_a_kill_and_fetched_by_another_machine(
     ]
     assert found[0] == found[1] == found[2]
     assert found[0].keys() >= {"shard/tokens", "vocabulary/tokenizer.json"}
-
-
-def latents(place: Path, where: Path | str, *flags: str, **variables: str) -> subprocess.Popen[str]:
-    data = ("--config", place / "tiny.py", "--data.path", place / "clips")
-    data += ("--data.cache_dir", where)
-    return subprocess.Popen(
-        command("prepare", "latents", *data, "--teacher", place / "weights.safetensors", *flags),
-        env=environment(place, **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def test_latents_are_uploaded_through_a_kill(
-    place: Path, server: Server, proxy: FaultProxy
-) -> None:
-    (place / "tiny.py").write_text(TINY_VIDEO)
-    tiny = video_ae.Config.tiny()
-    params, _ = ModelDefinition(tiny.build).init(jax.random.key(1))
-    arrays = {name: np.asarray(array) for name, array in params.items()}
-    weights.save(place / "weights.safetensors", tiny, arrays)
-    local, url = place / "local-latents", f"s3://{BUCKET}/latents-cache"
-    output(latents(place, local))
-
-    def made() -> int:
-        return sum(name.endswith(".npy") for name in server.sizes("latents-cache"))
-
-    total = len(list(local.glob("latents/*/*/*/*.npy")))
-    process = latents(place, url, "--batch", "1", **proxy.variables)
-    wait_for(lambda: made() >= 5, "the first videos")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert made() < total, "it was killed too late"
-    said = output(latents(place, url, **proxy.variables))
-    assert f"latents of {total} videos in {url}/latents/" in said
-    copy = place / "copy-latents"
-    server.download("latents-cache", copy)
-    found = [
-        {
-            path.relative_to(top).as_posix(): path.read_bytes()
-            for path in top.glob("latents/**/*")
-            if path.is_file() and path.suffix != ".lock"  # only on a disk
-        }
-        for top in (copy, local)
-    ]
-    assert found[0] == found[1]
-    assert sum(name.endswith(".npy") for name in found[0]) == total

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,8 @@ def copying(folder: Path, worker: engines.Worker) -> jobs.Make:
             os._exit(9)
         if text == "broken":
             raise BadExample(item.source, "is broken")
+        if text == "away":
+            raise BadExample(item.source, "may not be read") from PermissionError()
         if text == "later":
             raise jobs.Failed("not now")
         if text == "bug":
@@ -45,6 +46,9 @@ def copying(folder: Path, worker: engines.Worker) -> jobs.Make:
             time.sleep(60)
         if text == "shape":
             raise InputError("the model has another shape")
+        if text == "file":
+            path.write_text("an output of one file")
+            return {}
         path.mkdir()
         (path / "text").write_text(text.upper())
         (path / "deep").mkdir()
@@ -130,6 +134,9 @@ def test_what_is_done_is_skipped_and_what_changed_is_made_again(case: Case) -> N
     assert (outcome.made, outcome.skipped, case.calls()) == (3, 1, ["b", "c", "d"])
     assert case.files()["b.made/text"] == "CHANGED"
     assert case.files()["c.made/text"] == "THREE"
+    case.write(b="broken")
+    assert case.run().failed == {"b": "is broken"}
+    assert not (case.out / "b.made").exists()
 
 
 def _record(case: Case, name: str) -> tuple[str, str]:
@@ -138,18 +145,23 @@ def _record(case: Case, name: str) -> tuple[str, str]:
 
 
 def test_failures_cost_one_item_and_are_reported(case: Case) -> None:
-    case.write(a="one", b="broken", c="later", d="bug")
+    long = "n" * 251  # its output has five characters more, of which the system allows 255
+    case.write(a="one", b="broken", c="later", d="bug", e="away", **{long: "one"})
+    outcome = case.run()
+    assert "File name too long" in outcome.failed[long]
+    (case.source / long).unlink()
     outcome = case.run()
     failed = {"b": "is broken", "c": "not now", "d": "ZeroDivisionError: a bug"}
-    assert (outcome.made, outcome.failed, outcome.exit_code) == (1, failed, 1)
+    failed["e"] = "may not be read"
+    assert (outcome.skipped, outcome.failed, outcome.exit_code) == (1, failed, 1)
     report = json.loads((case.out / "report.json").read_text())
     assert {entry["name"]: entry["reason"] for entry in report["failed"]} == failed
     assert "failed: b: is broken" in case.said
     case.calls()
     # Only the broken one is known to fail again.
     assert case.run().failed == failed
-    assert case.calls() == ["c", "d"]
-    case.write(b="fixed", c="sooner", d="right")
+    assert case.calls() == ["c", "d", "e"]
+    case.write(b="fixed", c="sooner", d="right", e="here")
     assert case.run().failed == {}
 
 
@@ -295,7 +307,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -> None:
-    case.write(a="one", b="three", c="broken")
+    case.write(a="one", b="three", c="broken", d="file")
     case.run()
     folder = case.files()
     case.calls()
@@ -303,7 +315,7 @@ def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -
     names = [name for name in bucket.sizes() if not name.startswith(".jobs")]
     assert {name: _text(bucket, name) for name in names} == folder
     jobs.check_complete(URL)
-    assert case.calls() == ["a", "b", "c"]
+    assert case.calls() == ["a", "b", "c", "d"]
     case.write(a="changed")
     bucket.delete(["b.made/deep/length"])
     bucket.put("a.made/left", b"of an earlier version")
@@ -311,29 +323,12 @@ def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -
     assert case.calls() == ["a", "b"]
     assert _text(bucket, "a.made/text") == "CHANGED"
     assert "a.made/left" not in bucket.sizes()
-    case.write(a="broken")
+    case.write(a="broken", d="broken")
     case.run(URL)
-    assert not [name for name in bucket.sizes() if name.startswith("a.made")]
+    assert not [name for name in bucket.sizes() if name.startswith(("a.made", "d.made"))]
     (case.source / "b").unlink()
     case.run(URL)
     assert json.loads(_text(bucket, "report.json"))["not_in_list"] == ["b.made"]
-
-
-def test_an_output_of_one_file_is_removed_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
-    def begin(worker: engines.Worker) -> jobs.Make:
-        def make(item: jobs.Item, path: Path) -> dict[str, Any]:
-            if item.identity == (2,):
-                raise BadExample(item.name, "is broken now")
-            path.write_text("text")
-            return {}
-
-        return make
-
-    for version in (1, 2):
-        items = [jobs.Item("a", (version,), "00/a.npy")]
-        jobs.run(items, begin, URL, engine=ONE, say=print)
-        names = [name for name in bucket.sizes() if not name.startswith(".jobs")]
-        assert names == (["00/a.npy"] if version == 1 else [])
 
 
 def _text(bucket: Bucket, name: str) -> str:
@@ -374,6 +369,17 @@ def test_a_killed_command_resumes_and_leaves_nothing(case: Case, tmp_path: Path)
     assert list((case.out / ".jobs/half").iterdir()) == []
 
 
+def test_a_worker_that_sees_another_folder_ends_the_command(case: Case) -> None:
+    """As on nodes that do not share OUT: under its path they see a folder of their own."""
+    case.write(a="one")
+    place = jobs._place(case.out)
+    begin = functools.partial(jobs._begin, functools.partial(copying, case.top), place)
+    with place.opened(print):
+        assert list(ONE.map(functools.partial(begin, place.token()), case.items()))
+        with pytest.raises(InputError, match="is not the folder of this command: use a folder"):
+            list(ONE.map(functools.partial(begin, "the token of another folder"), case.items()))
+
+
 def test_two_commands_take_turns(case: Case) -> None:
     """The second one waits, and then has nothing to do."""
     case.write(**{f"n{number}": "text" for number in range(3)})
@@ -381,12 +387,6 @@ def test_two_commands_take_turns(case: Case) -> None:
         outcomes = list(pool.map(lambda _: case.run(), range(2)))
     assert sorted(outcome.made for outcome in outcomes) == [0, 3]
     assert case.calls() == ["n0", "n1", "n2"]
-
-
-def wait_for_threads(check: Callable[[], None]) -> None:
-    while True:
-        check()
-        time.sleep(0.01)
 
 
 def test_an_item_that_is_stopped_has_no_record(tmp_path: Path) -> None:
@@ -400,8 +400,9 @@ def test_an_item_that_is_stopped_has_no_record(tmp_path: Path) -> None:
                 started.wait()
                 raise InputError("the model is broken")
             started.set()
-            wait_for_threads(worker.check)
-            return {}
+            while True:
+                worker.check()
+                time.sleep(0.01)
 
         return make
 

@@ -1,7 +1,8 @@
 """Writes small videos whose frames show their number, and damages them."""
 
 import struct
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,35 @@ from typing import Any
 import av
 import numpy as np
 
+from jaxtrain.data import video
+from jaxtrain.data.source import Sources
 from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.packets import Scan
 
 HEIGHT, WIDTH = 64, 96
 _BITS = 8
+
+
+def model(frames: int = 6, height: int = HEIGHT, width: int = WIDTH, **more: Any) -> Any:
+    """Returns the fields of a model's config that video data reads."""
+    size = {"frames": frames, "height": height, "width": width}
+    return types.SimpleNamespace(batch_spec=lambda rows: {}, **size, **more)
+
+
+MODEL = model()
+
+
+def opened(
+    path: Path | str,
+    cache: Path | str,
+    model: Any = MODEL,
+    say: Callable[[str], object] = lambda line: None,
+    **settings: Any,
+) -> Sources:
+    """Opens videos as a run does, in batches of two."""
+    given: dict[str, Any] = {"batch_size": 2, "cache_dir": str(cache), **settings}
+    return video.Config(path=str(path), **given).open(model, seed=0, say=say)
 
 
 def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
@@ -110,6 +134,21 @@ def smooth(number: int, height: int = 90, width: int = 160) -> np.ndarray:
     return np.stack([128 + 90 * np.sin(wave) for wave in waves], -1).astype(np.uint8)
 
 
+def corners(height: int = 64, width: int = 96) -> np.ndarray:
+    """Returns an image with a different gray in each corner."""
+    image = np.zeros((height, width, 3), np.uint8)
+    image[: height // 2, : width // 2], image[: height // 2, width // 2 :] = 40, 100
+    image[height // 2 :, : width // 2], image[height // 2 :, width // 2 :] = 160, 220
+    return image
+
+
+def grays(image: np.ndarray) -> list[int]:
+    """Returns the grays of the corners: top left and right, bottom left and right."""
+    height, width = image.shape[:2]
+    places = [(y, x) for y in (height // 4, 3 * height // 4) for x in (width // 4, 3 * width // 4)]
+    return [int(round(float(image[place].mean()) / 60, 0)) * 60 for place in places]
+
+
 def drop_packet(path: Path, number: int) -> Path:
     """Copies a video without one of its packets, into the same folder."""
     copy = path.with_name(f"dropped_{path.name}")
@@ -174,28 +213,6 @@ def cropped(
     for index, frame in enumerate(frames):
         clip.put(index, frame)
     return clip.out_THWC
-
-
-def single_image(path: Path, height: int, width: int, times: int = 1) -> Path:
-    """Writes a MOV with a repeated black PNG: large images in few bytes."""
-    once = path.with_name(f"once_{path.name}")
-    with av.open(str(once), "w") as container:
-        stream: Any = container.add_stream("png", rate=25)
-        stream.height, stream.width, stream.pix_fmt = height, width, "rgb24"
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((height, width, 3), "u1"))))
-        container.mux(stream.encode())
-    with av.open(str(once), options={"max_pixels": "1"}) as source, av.open(str(path), "w") as out:
-        stream = out.add_stream("png", rate=25)
-        stream.height, stream.width, stream.pix_fmt = height, width, "rgb24"
-        data = next(bytes(packet) for packet in source.demux(video=0) if packet.size)
-        for number in range(times):
-            packet = av.Packet(data)
-            packet.pts = packet.dts = number
-            packet.time_base, packet.stream = Fraction(1, 25), stream
-            packet.is_keyframe = True
-            out.mux(packet)
-    once.unlink()
-    return path
 
 
 def growing(path: Path, small: tuple[int, int], large: tuple[int, int]) -> Path:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import types
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from jaxtrain.data import video
 from jaxtrain.data.video import decode, prepare_clips
 from jaxtrain.errors import BadExample, InputError
 
-MODEL = types.SimpleNamespace(
-    batch_spec=lambda rows: {}, frames=6, height=sample.HEIGHT, width=sample.WIDTH
-)
 PLAIN: dict[str, Any] = {  # no augmentation
     "flip": False,
     "min_crop_scale": 1.0,
@@ -33,11 +29,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _open(path: Path, model: Any = MODEL, **settings: Any) -> Any:
-    settings = {"batch_size": 2, "cache_dir": str(path.parent / "cache"), **settings}
-    said: list[str] = []
-    sources = video.Config(path=str(path), **settings).open(model, seed=0, say=said.append)
-    return types.SimpleNamespace(**vars(sources), said=said)
+def _open(path: Path, **settings: Any) -> Any:
+    return sample.opened(path, path.parent / "cache", **settings)
 
 
 def _rng(seed: int) -> np.random.Generator:
@@ -106,10 +99,9 @@ def test_clips_per_video_multiply_training_only(
 
 
 def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
-    settings = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.05}
-    train = _open(
-        data, model=_tiny(), blur_probability=0.3, blur_sigma=(0.5, 2.0), **settings
-    ).train
+    settings: dict[str, Any] = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.05}
+    settings |= {"blur_probability": 0.3, "blur_sigma": (0.5, 2.0)}
+    train = _open(data, model=sample.model(frames=2, height=16, width=16), **settings).train
     drawn = np.stack([train.example(0, _rng(seed))["augment"] for seed in range(400)])
     jittered = np.any(drawn[:, :4] != (1, 1, 1, 0), axis=1)
     assert 0.6 < jittered.mean() < 0.8
@@ -143,10 +135,6 @@ def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> 
     for seed in range(20):
         clip = fixed.example(0, _rng(seed))["video"].astype(float)
         assert clip[0, 30, 0, 1] < clip[0, 30, -1, 1]
-
-
-def _tiny() -> Any:
-    return types.SimpleNamespace(batch_spec=lambda rows: {}, frames=2, height=16, width=16)
 
 
 def test_short_files_use_a_smaller_frame_delta_or_are_reported(tmp_path: Path) -> None:
@@ -244,7 +232,7 @@ def test_a_file_that_changes_during_the_run_is_rejected(mixed: Path) -> None:
 def test_wrong_inputs_give_one_clear_line(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     with pytest.raises(InputError, match=r"--data\.path"):
-        video.Config(batch_size=1, cache_dir=cache).open(MODEL, seed=0, say=print)
+        video.Config(batch_size=1, cache_dir=cache).open(sample.MODEL, seed=0, say=print)
     sample.write(tmp_path / "one" / "a.mp4", 20)
     with pytest.raises(InputError, match=r"a\.mp4.*--data\.val_path"):
         _open(tmp_path / "one")

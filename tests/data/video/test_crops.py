@@ -38,8 +38,7 @@ def _folder(folder: Path, image_HW3: np.ndarray, files: int = 2) -> Path:
 
 
 def _open(path: Path, **settings: Any) -> Any:
-    given = {"batch_size": 2, "cache_dir": str(path.parent / "cache"), **settings}
-    return video.Config(path=str(path), **given).open(MODEL, seed=0, say=lambda line: None)
+    return sample.opened(path, path.parent / "cache", MODEL, **settings)
 
 
 def _ends(image_HW3: np.ndarray, *, down: bool = False) -> tuple[float, float]:
@@ -226,12 +225,13 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], part: str
 def test_settings_that_do_not_fit_the_model(settings: dict[str, Any], part: str) -> None:
     (problem,) = video.Config(batch_size=1, demo=True, **settings).problems(MODEL)
     assert re.search(part, problem), problem
-    assert not video.Config(batch_size=1, demo=True, crop=(32, 48)).problems(MODEL)
 
 
-def test_a_crop_above_the_clip_may_show_a_part_of_it() -> None:
-    settings = {"crop": (128, 192), "min_crop_scale": 0.25, "max_crop_scale": 0.5}
-    assert not video.Config(batch_size=1, demo=True, **settings).problems(MODEL)
+def test_settings_that_fit_the_model() -> None:
+    """A crop that is larger than the clip may show a part of it."""
+    large = {"crop": (128, 192), "min_crop_scale": 0.25, "max_crop_scale": 0.5}
+    for settings in ({"crop": (32, 48)}, large):
+        assert not video.Config(batch_size=1, demo=True, **settings).problems(MODEL)
 
 
 def test_a_discriminator_must_fit_the_crop() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from av.video.frame import VideoFrame
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import decode, packets
+from jaxtrain.data.video import packets
 from jaxtrain.errors import BadExample
 
 CLIP = 6
@@ -59,16 +58,12 @@ def clips(path: str) -> list[list[str] | None]:
         return []
     made: list[list[str] | None] = []
     for start in range(info.frames - CLIP + 1):
-        digests = [""] * CLIP
-
-        def take(position: int, frame: VideoFrame, digests: list[str] = digests) -> None:
-            digests[position] = hashlib.sha256(frame.to_ndarray().tobytes()).hexdigest()
-
         try:
-            decode.read(path, info, range(start, start + CLIP), take)
-            made.append(digests)
+            frames = sample.decoded(path, info, range(start, start + CLIP))
         except BadExample:
             made.append(None)
+            continue
+        made.append([hashlib.sha256(one.to_ndarray().tobytes()).hexdigest() for one in frames])
     return made
 
 

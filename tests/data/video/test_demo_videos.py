@@ -1,18 +1,15 @@
 """The demo videos."""
 
-import concurrent.futures
-import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from data.video import sample_videos
 
 from jaxtrain.data import video
 from jaxtrain.data.video import demo_videos
 
-MODEL = types.SimpleNamespace(
-    batch_spec=lambda rows: {}, frames=12, height=demo_videos.HEIGHT, width=demo_videos.WIDTH
-)
+MODEL = sample_videos.model(12, demo_videos.HEIGHT, demo_videos.WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +45,6 @@ def test_they_are_read_like_any_other_files(folder: Path, root: Path) -> None:
             clip = source.example(index, np.random.default_rng(index))["video"]
             assert clip.shape == (12, demo_videos.HEIGHT, demo_videos.WIDTH, 3)
             assert clip.std() > 15, "the clip is almost uniform"
-
-
-def test_the_same_frames_are_the_same_bytes(tmp_path: Path) -> None:
-    """x264 may depend on the memory addresses of frames, which differ between threads."""
-
-    def encoded(number: int) -> tuple[int, bytes]:
-        kind = number % 3
-        path = tmp_path / f"{number}.mp4"
-        demo_videos.encode(path, iter(frames[kind]), demo_videos.FPS)
-        return kind, path.read_bytes()
-
-    makes = list(demo_videos._KINDS.values())[:3]
-    frames = [[demo_videos.to_uint8(f) for f in demo_videos.render(make, 0)] for make in makes]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        assert len(set(pool.map(encoded, range(12)))) == 3
 
 
 @pytest.mark.parametrize("kind", sorted(demo_videos._KINDS))

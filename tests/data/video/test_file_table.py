@@ -3,12 +3,12 @@
 import dataclasses
 import pickle
 import shutil
-import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from data.video import sample_videos
 
 from jaxtrain.data import sampler, video
 from jaxtrain.data.video.clips import Clips
@@ -73,13 +73,12 @@ def test_the_content_is_that_of_the_files_in_any_order_and_place(tmp_path: Path)
 
 def clips(folder: Path, number: int, **settings: Any) -> Clips:
     config = video.Config(path="/data", batch_size=4, **settings)
-    model = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=6, height=64, width=64)
     entry = ENTRIES[0]
     entries = [
         Entry(name=f"{n}.mp4", path=f"/{n}.mp4", size=n, mtime_ns=n, info=entry.info)
         for n in range(number)
     ]
-    return config.clips(model, stored(folder, entries), train=True)
+    return config.clips(sample_videos.MODEL, stored(folder, entries), train=True)
 
 
 @pytest.mark.parametrize("windows", ["random", "fixed"])

@@ -1,7 +1,7 @@
 """Clips that the device resizes and converts: the same examples, as planes."""
 
+import dataclasses
 import json
-import types
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxtrain.data.video.pieces import Settings
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 4
 ROOM = (40, 60)
-MODEL = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=FRAMES, height=HEIGHT, width=WIDTH)
+MODEL = sample.model(FRAMES, HEIGHT, WIDTH)
 SMALL = Settings(height=HEIGHT, width=WIDTH, frames=16, min_frames=8, min_side=16, gop=4)
 
 
@@ -34,13 +34,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "cut"
 
 
-def opened(path: Path, model: Any = MODEL, **settings: Any) -> Any:
-    given = {"batch_size": 2, "cache_dir": str(path.parent / "cache"), **settings}
-    config = video.Config(path=str(path), **given)
-    return config, config.open(model, seed=0, say=lambda line: None)
+def opened(path: Path, **settings: Any) -> Any:
+    return sample.opened(path, path.parent / "cache", MODEL, **settings)
 
 
-RECEIVED = jax.jit(lambda batch: video.Config(batch_size=1).received(batch, MODEL))
+CONFIG = video.Config(batch_size=2)
+RECEIVED = jax.jit(lambda batch: CONFIG.received(batch, MODEL))
 
 
 def shown(examples: list[dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -54,10 +53,10 @@ def loaded(source: Any, count: int) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize(("split", "windows"), [("train", "random"), ("val", "fixed")])
 def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows: str) -> None:
-    (_, host), (_, device) = (
-        opened(prepared, convert_on=where, windows=windows) for where in ("host", "device")
+    host, device = (
+        getattr(opened(prepared, convert_on=where, windows=windows), split)
+        for where in ("host", "device")
     )
-    host, device = getattr(host, split), getattr(device, split)
     assert (host.fingerprint, len(host)) == (device.fingerprint, len(device))
     expected, found = loaded(host, 6), loaded(device, 6)
     batch = shown(found)
@@ -73,11 +72,11 @@ def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows:
 
 
 def test_the_batch_that_workers_send(prepared: Path) -> None:
-    config, sources = opened(prepared)
+    config = dataclasses.replace(CONFIG, path=str(prepared))
+    example = opened(prepared).train.example(0, np.random.default_rng(0))
     spec = {"video": jax.ShapeDtypeStruct((5, FRAMES, HEIGHT, WIDTH, 3), np.uint8)}
     rest = {"augment": jax.ShapeDtypeStruct((5, 5), np.float32)}
     sent = config.sent(spec | rest, MODEL)
-    example = sources.train.example(0, np.random.default_rng(0))
     assert {name: (part.shape[1:], part.dtype) for name, part in sent.items()} == {
         name: (part.shape, part.dtype) for name, part in example.items()
     }
@@ -97,8 +96,7 @@ def test_the_device_converts_clips_that_were_prepared_for_it(
     assert converts(prepared.parent / "raw", convert_on="device")
     # Smaller crops, from which pieces of this size would first be shrunk.
     assert not converts(prepared, min_crop_scale=1.0)
-    smaller = types.SimpleNamespace(batch_spec=lambda rows: {}, frames=FRAMES, height=16, width=24)
-    assert not converts(prepared, smaller)
+    assert not converts(prepared, sample.model(FRAMES, 16, 24))
     assert not converts(Path("https://videos.example/cut"))
     for settings in ("{", {}, {"height": 32}, {"height": -1, "width": 8, "min_crop_scale": 1}):
         file = tmp_path / jobs.WORK / "set.json"

@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import tarfile
-import types
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,10 @@ import numpy as np
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data import video
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import tar_members
 from jaxtrain.errors import BadExample, InputError
 
-MODEL = types.SimpleNamespace(
-    batch_spec=lambda rows: {}, frames=6, height=sample.HEIGHT, width=sample.WIDTH
-)
 BROKEN = b"no video at all" * 100
 
 
@@ -46,17 +41,12 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _open(path: Path | str, cache: Path, **settings: Any) -> Any:
-    config = video.Config(path=str(path), batch_size=2, cache_dir=str(cache), **settings)
-    return config.open(MODEL, seed=0, say=lambda line: None)
-
-
 def _find(path: Path | str, cache: Path) -> list[video_files.VideoFile]:
     return video_files.find(str(path), "--data.path", cache, lambda line: None)
 
 
 def test_members_are_read_in_place_like_files(shards: Path, tmp_path: Path) -> None:
-    sources = _open(shards, tmp_path)
+    sources = sample.opened(shards, tmp_path)
     assert sources.files == 7
     assert [(bad.path, bad.reason[:14]) for bad in sources.bad] == [
         (str(shards / "s-001.tar/x/broken.mp4"), "cannot be read")
@@ -66,7 +56,7 @@ def test_members_are_read_in_place_like_files(shards: Path, tmp_path: Path) -> N
         with tarfile.open(shards / f"{name}.tar") as tar:
             tar.extractall(whole / f"{name}.tar", filter="data")
     (whole / "s-001.tar/x/broken.mp4").unlink()
-    files = _open(whole, tmp_path / "other")
+    files = sample.opened(whole, tmp_path / "other")
     for split in ("train", "val"):
         ours, theirs = getattr(sources, split), getattr(files, split)
         assert [entry.name for entry in ours.entries] == [entry.name for entry in theirs.entries]
@@ -96,9 +86,9 @@ def test_patterns_lists_and_single_tars(shards: Path, tmp_path: Path) -> None:
 
 
 def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    first = _open(shards, tmp_path)
+    first = sample.opened(shards, tmp_path)
     monkeypatch.setattr(tarfile, "open", lambda *args, **kwargs: pytest.fail("listed again"))
-    assert _open(shards, tmp_path).train.entries == first.train.entries
+    assert sample.opened(shards, tmp_path).train.entries == first.train.entries
     monkeypatch.undo()
     os.utime(shards / "s-000.tar", (1, 1))
     listed = []
@@ -109,7 +99,7 @@ def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) ->
         return real(*args, **kwargs)
 
     monkeypatch.setattr(tarfile, "open", list_again)
-    _open(shards, tmp_path)
+    sample.opened(shards, tmp_path)
     assert listed == [str(shards / "s-000.tar")]
 
 
@@ -122,7 +112,7 @@ def test_a_pipe_named_like_a_tar_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_tar_that_changes_during_the_run_is_rejected(shards: Path, tmp_path: Path) -> None:
-    train = _open(shards, tmp_path).train
+    train = sample.opened(shards, tmp_path).train
     os.utime(train.entries[0].span.file, (2, 2))
     with pytest.raises(BadExample, match=r"tar/0\.mp4.*changed during the run"):
         train.example(0, np.random.default_rng(0))
@@ -148,34 +138,10 @@ def test_errors_about_tars_give_the_reason(shards: Path, tmp_path: Path) -> None
         _find(tmp_path / "empty.tar", tmp_path)
 
 
-def _header(name: bytes, size: int, kind: bytes) -> bytes:
-    """Returns a tar header (POSIX.1-1988, with GNU's numbers above 8 GiB)."""
-    block = bytearray(512)
-    block[: len(name)] = name
-    block[100:124] = b"0000644\0" + b"0000000\0" * 2
-    large = b"\x80" + size.to_bytes(11, "big")
-    block[124:136] = large if size >= 8**11 else b"%011o\0" % size
-    block[136:148] = b"%011o\0" % 0
-    block[156:157], block[257:265] = kind, b"ustar  \0"
-    block[148:156] = b"%06o\0 " % (sum(block) + 8 * 32)
-    return bytes(block)
-
-
-PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (_header(b"v.mp4", 10, b"S") + PLAIN[512:], r"member v\.mp4 is sparse.*without --sparse"),
-        (_header(b"v.mp4", 2**80, b"0") + bytes(1024), "cannot be read as a tar"),
-        (_header(b"long", 2**62, b"x") + PLAIN, "header that is too large|cannot be read"),
-    ],
-)
-def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=said) as error:
-        tar_members.members(str(path), tmp_path)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_sparse_member_is_one_line(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("v.mp4")
+        info.type = tarfile.GNUTYPE_SPARSE
+        tar.addfile(info)
+    with pytest.raises(InputError, match=r"a\.tar.*member v\.mp4 is sparse.*without --sparse"):
+        tar_members.members(str(tmp_path / "a.tar"), tmp_path)
