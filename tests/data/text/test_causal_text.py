@@ -1,6 +1,8 @@
 """Text for causal language models: from files to windows, without losing a byte."""
 
 import dataclasses
+import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from data.text import small_text
-from data.text.small_text import Model, silent
+from data.text.small_text import Model, documents_in, silent, token_ids, words_of
 
 from jaxtrain import main
 from jaxtrain.data.source import Source, Sources
@@ -24,16 +26,6 @@ TEXTS = [
     "five",
     "six\n",
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_text.write(tmp_path_factory.mktemp("text") / "in")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
@@ -52,34 +44,12 @@ def examples(source: Source) -> list[dict[str, np.ndarray]]:
     return [source.example(index, np.random.default_rng(0)) for index in range(len(source))]
 
 
-def stream(source: Source) -> list[int]:
-    """The token stream, rebuilt from windows, including the first token that none predicts.
-
-    The text is one shard, so it has one stream.
-    """
-    found = examples(source)
-    targets = np.concatenate([example["targets"] for example in found])
-    return [int(found[0]["tokens"][0]), *targets[targets >= 0].tolist()]
-
-
-def words_of(sources: Sources) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
-
-
 def test_documents_can_be_rebuilt_from_windows(documents: Path, tmp_path: Path) -> None:
     got = opened(documents, tmp_path, train_split=0.5)
-    words = words_of(got)
-    found = []
-    for source in (got.train, got.val):
-        text = words.decode(stream(source), skip_special_tokens=False)
-        ids = np.array(stream(source))
-        starts = np.flatnonzero(ids == words.token_to_id("<|bos|>"))
-        assert starts[0] == 0
-        assert text.startswith("<|bos|>")
-        found += [
-            words.decode(part[1:].tolist(), skip_special_tokens=False)
-            for part in np.split(ids, starts[1:])
-        ]
+    decode = functools.partial(words_of(got).decode, skip_special_tokens=False)
+    found = [
+        text for source in (got.train, got.val) for text in documents_in(token_ids(source), decode)
+    ]
     assert sorted(found) == sorted(TEXTS)
     assert "bytes per token (measured)" in got.summary
 
@@ -114,23 +84,17 @@ def test_byte_counts_do_not_depend_on_the_tokenizer(documents: Path, tmp_path: P
         )
         # The first token of each split is not a target; it is a <|bos|>, with no bytes.
         assert total == sum(len(text.encode()) for text in TEXTS)
-        lengths.append(len(stream(got.train)))
+        lengths.append(len(token_ids(got.train)))
     assert lengths[0] > 1.2 * lengths[1]
 
 
-def test_the_fingerprint_changes_with_the_windows(
-    folder: Path, cache: Path, tmp_path: Path
-) -> None:
-    one = opened(folder, cache)
-    assert opened(folder, tmp_path).train.fingerprint == one.train.fingerprint
-    others = [
-        opened(folder, cache, dataclasses.replace(MODEL, sequence_length=40)),
-        opened(folder, cache, dataclasses.replace(MODEL, vocab_size=280)),
-        opened(folder, cache, train_split=0.2),
-        opened(folder, cache, fit_documents=True),
-    ]
-    prints = {source for s in [one, *others] for source in (s.train.fingerprint, s.val.fingerprint)}
-    assert len(prints) == 10
+def test_the_fingerprint_changes_with_the_windows(folder: Path, cache: Path) -> None:
+    prints = set()
+    for length, fit in itertools.product((32, 40), (False, True)):
+        model = dataclasses.replace(MODEL, sequence_length=length)
+        one = opened(folder, cache, model, fit_documents=fit)
+        prints |= {one.train.fingerprint, one.val.fingerprint}
+    assert len(prints) == 8
 
 
 def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
-from data.text.small_text import Model, opened, sequences, silent, write
+from data.text.small_text import Model, opened, sequences, silent, words_of, write
 
 from jaxtrain.data.quarantine import TooManyBroken
-from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.source import Source
 from jaxtrain.data.text import Masked, encoding, stdlib_corpus
 from jaxtrain.data.text.masking import masked_count
 from jaxtrain.data.text.specials import CLS, PAD, SEP
@@ -18,20 +17,6 @@ from jaxtrain.errors import InputError
 
 def example(source: Source, index: int, seed: int = 0) -> dict[str, np.ndarray]:
     return source.example(index, np.random.default_rng(seed))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("text") / "in")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def words_of(sources: Sources) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
 
 
 def test_every_token_of_the_corpus_occurs_once(folder: Path, cache: Path) -> None:
@@ -114,25 +99,6 @@ def test_the_fingerprint_changes_with_the_examples(folder: Path, tmp_path: Path)
     assert changed != first[0]
 
 
-def test_separate_validation_text(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "val.txt").write_text("Nine tests. Ten stones!")
-    alone = opened(folder / "0.txt", tmp_path, val_path=str(tmp_path / "val.txt"))
-    assert (alone.files, len(alone.val)) == (2, 1)
-    both = opened(folder, tmp_path, val_path=str(tmp_path / "val.txt"), max_examples=1)
-    assert len(both.train) < len(opened(folder, tmp_path).train)
-    assert sequences(both.val)[0][0] == CLS
-
-
-def test_a_given_tokenizer_is_used(folder: Path, cache: Path, tmp_path: Path) -> None:
-    content = opened(folder, cache).files_to_keep["tokenizer.json"]
-    (tmp_path / "given.json").write_bytes(content)
-    other = write(tmp_path / "other", files=4)
-    given = opened(other, cache, tokenizer=str(tmp_path / "given.json"))
-    assert given.files_to_keep["tokenizer.json"] == content
-    with pytest.raises(InputError, match=r"--model.vocab_size 120"):
-        opened(other, cache, Model(vocab_size=60), tokenizer=str(tmp_path / "given.json"))
-
-
 def test_bad_files_are_reported_and_not_used(tmp_path: Path) -> None:
     source = write(tmp_path / "in")
     clean = opened(source, tmp_path / "cache")
@@ -189,10 +155,7 @@ def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"max_bad_share": 1.5},
-            "data.max_bad_share=1.5: use a number of at least 0 and at most 1",
-        ),
+        ({"max_bad_share": 1.5}, "data.max_bad_share=1.5: use a number of at least 0 and at most"),
         ({"train_split": -0.1}, "data.train_split=-0.1: use a number"),
         ({"max_examples": 1}, "data.max_examples is 1: use at least 2"),
         ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0: use at least 1"),
@@ -216,9 +179,6 @@ def test_wrong_input(folder: Path, cache: Path, tmp_path: Path) -> None:
         opened(folder, cache, val_path=str(tmp_path / "gone"))
     with pytest.raises(InputError, match="sequence_length is 2"):
         opened(folder, cache, Model(sequence_length=2))
-    (tmp_path / "one.txt").write_text("One document.")
-    with pytest.raises(InputError, match=r"1 document.*--data.val_path"):
-        opened(tmp_path / "one.txt", cache)
 
 
 def test_demo_trains_on_the_standard_library(

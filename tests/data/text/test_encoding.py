@@ -3,7 +3,7 @@
 import pytest
 import tokenizers
 
-from jaxtrain.data.text import byte_level, encoding, specials, tokenizer
+from jaxtrain.data.text import byte_level, encoding
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import InputError
 
@@ -31,21 +31,6 @@ def test_exact_tokens_have_every_byte_of_every_document() -> None:
         assert words.decode(list(document.ids[1:]), skip_special_tokens=False) == text
         assert (document.ends, document.unknown) == ([], 0)
     assert encoder(words, "exact", 0)(TEXTS[2:3]) == encoded[2:3]
-
-
-def test_sentences_end_where_their_tokens_do() -> None:
-    words = tokenizer.train(TEXTS, 60)
-    encoded = encoder(words, "sentences", 3)(TEXTS)
-    for text, document in zip(TEXTS, encoded, strict=True):
-        ids, ends = [], []
-        for sentence in encoding.sentences(text):
-            ids += specials.plain(words).encode(sentence, add_special_tokens=False).ids
-            ends.append(len(ids))
-        assert document.ids.tolist() == ([*ids, 3] if ids else [])
-        assert document.ends == ends
-        assert (document.unknown > 0) == (1 in ids)
-    assert not encoded[3].ids
-    assert encoded[2].unknown > 3
 
 
 def test_a_lossy_tokenizer_that_passes_the_check_is_caught() -> None:

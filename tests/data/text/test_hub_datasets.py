@@ -55,11 +55,6 @@ def answer(status: int) -> Exception:
     return error
 
 
-def of_library(name: str) -> Exception:
-    """An HTTP library's error, which need not derive from any of Python's."""
-    return type("ConnectError", (Exception,), {"__module__": name})("refused")
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from data.text import small_text
 from data.text.small_text import silent
 
 from jaxtrain.data import engines
@@ -56,19 +57,8 @@ def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> l
         sequence_length=WINDOWS.sequence_length,
         fingerprint="",
     )
-    ids: list[int] = []
-    for index in range(totals["examples"]):
-        example = source.example(index)
-        if streams.place(index)[1] == 0:  # the first token of a stream is not predicted
-            ids.append(int(example["tokens"][0]))
-        targets = example["targets"][example["targets"] >= 0].tolist()
-        assert example["tokens"][0] == ids[-1]
-        ids += targets
-    starts = [at for at, token in enumerate(ids) if token == 0]
-    texts = [
-        TRAINED.decode(ids[start + 1 : stop])
-        for start, stop in itertools.pairwise([*starts, len(ids)])
-    ]
+    ids = small_text.token_ids(source)
+    texts = small_text.documents_in(ids, TRAINED.decode) if ids else []
     assert totals["documents"] == len(texts)
     assert totals["bytes"] == sum(len(text.encode()) for text in texts)
     assert totals["tokens"] == len(ids)

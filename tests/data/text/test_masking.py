@@ -85,14 +85,6 @@ def test_fractions_and_uniform_choice() -> None:
     assert abs(got["positions"].mean() / 20_000 - 0.5) < 0.03
 
 
-def test_fractions_of_zero_and_one() -> None:
-    tokens = np.full(100, 7, np.int32)
-    everything = masked(tokens, 0, 1.0, random_share=0.0, keep_share=0.0)
-    assert (everything["tokens"] == MASK).all()
-    assert (masked(tokens, 0, 1.0, random_share=0.0, keep_share=1.0)["tokens"] == 7).all()
-    assert (masked(tokens, 0, 1.0, random_share=1.0, keep_share=0.0)["tokens"] != MASK).all()
-
-
 def test_nothing_to_mask() -> None:
     got = masked(np.array([CLS, UNK, SEP, PAD], np.int32), 0, 0.5)
     assert got["tokens"].tolist() == [CLS, UNK, SEP, PAD]

@@ -1,7 +1,6 @@
 """Several sources of text, given tokenizers, and documents inside a sequence."""
 
 import dataclasses
-import itertools
 import json
 import pickle
 import random
@@ -10,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from data.text.small_text import Model, opened, sequences, silent, write
+from data.text.small_text import (
+    Model,
+    documents_in,
+    opened,
+    sequences,
+    silent,
+    token_ids,
+    words_of,
+    write,
+)
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
@@ -18,13 +26,7 @@ from jaxtrain.data.text import Causal, Masked, specials, vocabulary
 from jaxtrain.data.text import shards as text_shards
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.data.text.sources import Text
-from jaxtrain.data.text.windows import WindowSource
 from jaxtrain.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("text") / "in")
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     folder: Path, other: Path, cache: Path
 ) -> None:
@@ -51,7 +48,7 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     first, second = got.train.parts
     assert isinstance(first, MaskedSource)
     assert isinstance(second, MaskedSource)
-    words = tokenizers.Tokenizer.from_str(got.files_to_keep["tokenizer.json"].decode())
+    words = words_of(got)
     for part, letters in ((first, "aeinorst"), (second, "bcdfghjk")):
         text = words.decode(sequences(part)[0].tolist())
         assert set(text) <= {*letters, " ", "."}, text
@@ -81,9 +78,7 @@ def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path)
     assert "train: 4 documents" in summary
     assert "val: 2 documents" in summary
     said.clear()
-    small = dataclasses.replace(
-        config, max_examples=2
-    )  # one training and one validation document per source
+    small = dataclasses.replace(config, max_examples=2)  # one of each split per source
     summary = small.open(Model(), seed=0, say=said.append).summary
     assert "data.max_examples: using 4 documents" in said
     assert "train: 2 documents" in summary
@@ -183,21 +178,12 @@ def _documents(config: Text) -> tuple[list[str], list[str], list[str]]:
     """Returns the documents that train and that validate, and the printed lines."""
     lines: list[str] = []
     sources = config.open(Model(vocab_size=300), seed=0, say=lines.append)
+    decode = sources.decode
+    assert decode is not None
     sides = []
     for source in (sources.train, sources.val):
-        texts = []
-        for part in source.parts if isinstance(source, Mixture) else (source,):
-            assert isinstance(part, WindowSource)
-            ids: list[int] = []
-            for index in range(len(part)):
-                example = part.example(index)
-                if part.streams.place(index)[1] == 0:  # the first token of a shard is not predicted
-                    ids.append(int(example["tokens"][0]))
-                ids += example["targets"][example["targets"] >= 0].tolist()
-            starts = [at for at, token in enumerate(ids) if token == 0]
-            for start, stop in itertools.pairwise([*starts, len(ids)]):
-                texts.append(sources.decode(ids[start + 1 : stop]))
-        sides.append(texts)
+        parts = source.parts if isinstance(source, Mixture) else (source,)
+        sides.append([text for part in parts for text in documents_in(token_ids(part), decode)])
     return sides[0], sides[1], lines
 
 
@@ -236,10 +222,8 @@ def test_what_validates_is_not_trained_on(tmp_path: Path) -> None:
         _documents(_config(folder, val_path=folder))
     # The same files in two sources: what validates in one does not train in the other.
     texts = {f"{number}_txt": f"text {number}" for number in range(40)}
-    config = _config(
-        _texts(tmp_path / "first", **texts), more_paths=(_texts(tmp_path / "second", **texts),)
-    )
-    train, val, lines = _documents(config)
+    first, second = (_texts(tmp_path / name, **texts) for name in ("first", "second"))
+    train, val, _ = _documents(_config(first, more_paths=(second,)))
     assert {*train, *val} == set(texts.values())
     assert not {*train} & {*val}
 
@@ -278,7 +262,7 @@ def test_a_tokenizer_is_not_trained_on_a_document_that_validates(
     assert train
     assert val
     sources = config.open(Model(vocab_size=300), seed=0, say=silent)
-    words = tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
+    words = words_of(sources)
     for texts, learned in ((train, True), (val, False)):
         for text in texts:
             tokens = words.encode(text[:8], add_special_tokens=False).tokens
@@ -335,7 +319,7 @@ def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
     said: list[str] = []
     config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path), tokenizer_kind=kind)  # type: ignore[arg-type]
     sources = config.open(Model(vocab_size=300), seed=0, say=said.append)
-    words = tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
+    words = words_of(sources)
     manifest = json.loads(next(tmp_path.glob("text/layout-*/manifest.json")).read_text())
     (facts,) = manifest["sources"]
     total = unknown = 0

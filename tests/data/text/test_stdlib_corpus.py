@@ -4,13 +4,10 @@ import types
 from pathlib import Path
 
 import pytest
+from data.text.small_text import silent
 
 from jaxtrain.data.text import stdlib_corpus
 from jaxtrain.errors import InputError
-
-
-def silent(text: str) -> None:
-    pass
 
 
 def test_docstrings_are_in_order_and_no_code_runs(tmp_path: Path) -> None:

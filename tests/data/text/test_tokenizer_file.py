@@ -72,20 +72,6 @@ def test_invalid_json_is_reported_in_one_line(tmp_path: Path) -> None:
         tokenizer_file.read(path)
 
 
-def test_padding_and_truncation_are_ignored(written: Callable[..., Path]) -> None:
-    padding = {
-        "strategy": {"Fixed": 10**12},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "[UNK]",
-    }
-    truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
-    found = tokenizer.of_source(written(padding=padding, truncation=truncation))
-    assert found.encode("a b a").ids == [1, 2, 1]
-
-
 def test_valid_tokenizers_are_unchanged(tmp_path: Path) -> None:
     text = Path(tokenizer.__file__).read_text()
     for kind in get_args(tokenizer.Kind):
@@ -126,7 +112,7 @@ def test_a_regex_that_never_ends_is_reported_in_one_line(
         encoder(["a" * 40])
 
 
-def test_entries_outside_the_byte_alphabet_stand_for_themselves(tmp_path: Path) -> None:
+def test_entries_outside_the_byte_alphabet_stand_for_themselves() -> None:
     words = byte_level.train(["a text of a few words"], 300)
     content = json.loads(words.to_str())
     size = words.get_vocab_size()
