@@ -17,8 +17,8 @@ _SOURCE = r"""
 #include <time.h>
 #include <unistd.h>
 
-/* Each process fails from the OUTAGE_AFTER-th access to a path that contains OUTAGE_PATH on, for
-   OUTAGE_S seconds, with the error number OUTAGE_ERRNO. */
+/* Each process fails from the tenth access to a path that contains OUTAGE_PATH on, for OUTAGE_S
+   seconds, as if a network disk had been unmounted. */
 static double now(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
@@ -29,13 +29,13 @@ static int fails(const char *path) {
     static int seen;
     static double began;
     const char *affected = getenv("OUTAGE_PATH");
-    if (!affected || !path || !strstr(path, affected) || ++seen <= atoi(getenv("OUTAGE_AFTER")))
+    if (!affected || !path || !strstr(path, affected) || ++seen < 10)
         return 0;
     if (!began)
         began = now();
     if (now() - began > atof(getenv("OUTAGE_S")))
         return 0;
-    errno = atoi(getenv("OUTAGE_ERRNO"));
+    errno = ESTALE;
     return 1;
 }
 
@@ -89,25 +89,15 @@ def build(folder: Path) -> Path:
     return library
 
 
-def variables(
-    library: Path, path: str, *, number: int, seconds: float, after: int
-) -> dict[str, str]:
+def variables(library: Path, path: str, seconds: float) -> dict[str, str]:
     """Returns the environment variables of a program whose disk fails.
 
     Args:
         library: from :func:`build`.
         path: part of the paths that are affected.
-        number: of the error.
         seconds: how long each process sees the outage.
-        after: accesses of each process before it.
     """
-    return {
-        "LD_PRELOAD": str(library),
-        "OUTAGE_PATH": path,
-        "OUTAGE_ERRNO": str(number),
-        "OUTAGE_S": str(seconds),
-        "OUTAGE_AFTER": str(after),
-    }
+    return {"LD_PRELOAD": str(library), "OUTAGE_PATH": path, "OUTAGE_S": str(seconds)}
 
 
 def wait_for(folder: Path, seconds: float) -> dict[str, str]:

@@ -115,12 +115,13 @@ def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("build", errno.ENOSPC, RunAgain),
         ("sync", errno.EDQUOT, RunAgain),
         ("file", errno.EROFS, InputError),
+        ("root", errno.ESTALE, RunAgain),
     ],
 )
-def test_a_full_disk_is_a_temporary_failure(
+def test_a_full_or_unavailable_disk_is_a_temporary_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type, where: str
 ) -> None:
-    def fail(*arguments: object) -> NoReturn:
+    def fail(*arguments: object, **more: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
     words = rf"{tmp_path} \({os.strerror(number)}\): .*--data.cache_dir"
@@ -129,22 +130,16 @@ def test_a_full_disk_is_a_temporary_failure(
         with pytest.raises(kind, match=words):
             cache.write_file(tmp_path / "file", "one")
         return
+    if where == "root":
+        monkeypatch.setattr(Path, "mkdir", fail)
+        with pytest.raises(kind, match=words):
+            cache.root(str(tmp_path))
+        return
     if where == "sync":  # a network disk may report it only then
         monkeypatch.setattr(cache, "sync", fail)
     with pytest.raises(kind, match=words):
         cache.make_folder(tmp_path / "key", fail if where == "build" else builder([]), silent)
     assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
-
-
-def test_a_cache_on_an_unavailable_disk_is_a_temporary_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*arguments: object, **more: object) -> NoReturn:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(Path, "mkdir", away)
-    with pytest.raises(RunAgain, match=r"\(Stale file handle\): bring the disk back"):
-        cache.root(str(tmp_path / "cache"))
 
 
 def test_invalid_file_names_are_reported_as_missing(tmp_path: Path) -> None:

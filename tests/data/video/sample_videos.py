@@ -2,7 +2,7 @@
 
 import struct
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,10 @@ def model(frames: int = 6, height: int = HEIGHT, width: int = WIDTH, **more: Any
 MODEL = model()
 
 
-def opened(
-    path: Path | str,
-    cache: Path | str,
-    model: Any = MODEL,
-    say: Callable[[str], object] = lambda line: None,
-    **settings: Any,
-) -> Sources:
+def opened(path: Path | str, cache: Path | str, model: Any = MODEL, **settings: Any) -> Sources:
     """Opens videos as a run does, in batches of two."""
     given: dict[str, Any] = {"batch_size": 2, "cache_dir": str(cache), **settings}
-    return video.Config(path=str(path), **given).open(model, seed=0, say=say)
+    return video.Config(path=str(path), **given).open(model, seed=0, say=lambda line: None)
 
 
 def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:

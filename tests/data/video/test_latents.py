@@ -51,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _open(path: Path, root: Path, model: Any = MODEL, **settings: Any) -> Any:
+def _open(path: Path, root: Path | str, model: Any = MODEL, **settings: Any) -> Any:
     return sample.opened(path, root, model, **{"windows": "fixed", **settings})
 
 
