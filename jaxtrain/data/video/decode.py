@@ -266,8 +266,10 @@ def _read_from(
     # may not notice that the end of a frame is damaged, but it notices that the next one's start
     # is; decoding one more frame takes 4% longer (MPEG-4, a keyframe every 8 frames).
     to_decode: list[av.Packet | None] = [*packets[: last + 2], None]
-    # The H.264 decoder flags frames after an entry that is not a keyframe, such as gradual refresh.
-    trusted = start is None or stream.codec_context.name == "h264"
+    # After an entry that is not a keyframe (gradual refresh), the H.264 decoder outputs no frame
+    # until it has recovered, but may believe so too early: frame numbers repeat, every 16 frames.
+    drops_entry = stream.codec_context.name == "h264"
+    reached = start is None
     previous: int | None = None
     for coded in to_decode:
         skip = skips and coded is not None and coded.pts not in wanted
@@ -276,9 +278,11 @@ def _read_from(
             # Frames before the keyframe may be predicted from others that were not decoded.
             if frame.is_corrupt and (start is None or frame.pts is None or frame.pts >= start.pts):
                 raise Undecodable(path, "it or a frame before it is corrupt")
-            is_entry = not trusted and start is not None and frame.pts == start.pts
-            if is_entry and frame.pict_type in _PREDICTED:
-                raise Undecodable(path, f"frame {first} is not a keyframe, but marked as one")
+            if not reached and start is not None and (frame.pts or 0) >= start.pts:
+                reached = True
+                is_entry = frame.pts == start.pts
+                if (drops_entry and not is_entry) or (is_entry and frame.pict_type in _PREDICTED):
+                    raise Undecodable(path, f"frame {first} is not a keyframe, but marked as one")
             if previous is not None and (frame.pts is None or frame.pts <= previous):
                 raise _NotInOrder
             previous = frame.pts
