@@ -15,9 +15,9 @@ import os
 import random
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
@@ -25,10 +25,10 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 from chaos import isolation  # noqa: E402
 from chaos.faults import Fault, Plan, plan  # noqa: E402
 from chaos.ordeal import Ordeal  # noqa: E402
-from chaos.summary import Result, summary  # noqa: E402
 from chaos.undisturbed import prepare, undisturbed  # noqa: E402
 from storage.bucket_server import FaultProxy, Server  # noqa: E402
 
+Result = dict[str, Any]
 BAD_REQUESTS = 0.03  # fraction of a run's requests to the bucket
 LISTED = Path(__file__).parent / "seeds.txt"
 
@@ -54,7 +54,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="process count of the undisturbed run (default: the same)",
     )
     add("--seed", type=int, default=7, help="run n has the seed SEED * 1000 + n (default: 7)")
-    add("--minutes", type=float, help="start no more runs after this many minutes")
     add(
         "--work",
         type=Path,
@@ -179,6 +178,29 @@ def _print(result: Result, wanted: Plan, in_bucket: bool) -> None:
     sys.stdout.flush()
 
 
+def summary(results: list[Result]) -> str:
+    """Summarizes the results in one sentence."""
+    faults = sum(len(result["faults"]) for result in results)
+    failed = sum(bool(result["problems"]) for result in results)
+    manual = sum(needs_hand(result) for result in results)
+
+    def total(key: str) -> float:
+        return sum(result[key] for result in results)
+
+    restarts, again = total("starts") - len(results), total("launches") - len(results)
+    return (
+        f"{faults} faults in {len(results)} runs: {total('lost')} examples lost, "
+        f"{total('repeated')} repeated, {manual} manual steps, {failed} failed runs; "
+        f"{restarts} restarts, {again} of them after a fault ended the launcher; "
+        f"{total('lost_s'):.0f} s lost in {total('seconds'):.0f} s"
+    )
+
+
+def needs_hand(result: Result) -> bool:
+    """Whether a run needed more than its launcher to reach its end."""
+    return any("manual step" in problem or "stuck" in problem for problem in result["problems"])
+
+
 def main(arguments: list[str]) -> int:
     given = _parse(arguments)
     try:
@@ -197,11 +219,9 @@ def main(arguments: list[str]) -> int:
         for wanted in listed:
             results.append(_execute(wanted, given, work, server))
             _print(results[-1], wanted, given.bucket)
-        began = time.monotonic()
         for wanted in plans:
             struck = sum(len(result["faults"]) for result in results)
-            enough = not (given.fault or given.replay) and struck >= given.faults
-            if enough or (given.minutes and time.monotonic() - began > given.minutes * 60):
+            if not (given.fault or given.replay) and struck >= given.faults:
                 break
             results.append(_execute(wanted, given, work, server))
             _print(results[-1], wanted, given.bucket)
