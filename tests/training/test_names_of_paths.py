@@ -14,6 +14,7 @@ from jaxtrain.errors import InputError
 LATIN = os.fsdecode(b"caf\xe9")
 
 
+@pytest.mark.long
 def test_a_run_reads_paths_that_are_not_utf_8(tmp_path: Path) -> None:
     """Files, folders, the cache, validation text, and the tokenizer."""
     rng = random.Random(0)

@@ -15,7 +15,6 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import RUN_AGAIN, InputError, Stopped
 from jaxtrain.telemetry import history
 from jaxtrain.telemetry.console import Console
-from jaxtrain.telemetry.history import History
 from jaxtrain.training.run_log import RunLog
 
 
@@ -98,21 +97,6 @@ def test_the_watchdogs_last_message_is_in_the_log_and_in_the_history(
     assert (tmp_path / "log.txt").read_text().endswith("no step ended within 5 s\n")
     assert end(tmp_path) == (75, "no step ended within 5 s")
     log.__exit__(None, None, None)
-
-
-def test_the_reason_is_logged_if_the_history_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise TypeError("not JSON")
-
-    log, _, _ = begin(tmp_path)
-    monkeypatch.setattr(History, "handle", fail)
-    with pytest.raises(InputError, match="the real one"), log._stack:
-        raise InputError("the real one")
-    written = (tmp_path / "log.txt").read_text()
-    assert "warning: history.jsonl failed (TypeError: not JSON): training continues" in written
-    assert written.endswith("error: the real one\n")
 
 
 @pytest.mark.parametrize(

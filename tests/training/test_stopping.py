@@ -1,4 +1,4 @@
-"""Stops of a run: by early stopping, and by ``loop.max_hours``, in all processes together."""
+"""Stops of a run: by early stopping, ``loop.max_hours``, and gates, in all processes together."""
 
 from pathlib import Path
 
@@ -45,17 +45,26 @@ def test_after_max_hours_no_launcher_restarts_the_run() -> None:
 
 
 @pytest.mark.slow
-def test_max_hours_ends_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+def test_max_hours_and_then_a_gate_end_a_run_that_is_saved(tmp_path: Path) -> None:
+    """A run that a gate has ended is not continued unnoticed."""
     write_corpus(tmp_path)
-    arguments = (*TINY_MLM, *DATA, "--output-dir", "limited")
+    arguments = (*TINY_MLM, *DATA, "--loop.eval_every", 2, "--output-dir", "run")
     stopped = run(tmp_path, *arguments, "--loop.max_hours", 1e-6)
     assert stopped.returncode == 130, stopped.stdout + stopped.stderr
     assert "stopped because loop.max_hours is over; " in stopped.stdout
     (again,) = [line for line in stopped.stdout.splitlines() if "resume with" in line]
     assert "--loop.max_hours" in again
 
-    output = train(tmp_path, *arguments, "--resume", "latest")
-    assert sorted(losses(tmp_path / "limited")) == [1, 2, 3, 4, 5, 6], output
+    gates = ("--loop.gates", "val/loss < 90 at 2", "val/loss < 0.01 at 3", "--resume", "latest")
+    ended = run(tmp_path, *arguments, *gates)
+    assert ended.returncode == 4, ended.stderr
+    assert "gate val/loss < 0.01 at 3 is not met: val/loss is" in ended.stdout
+    assert "4 of 6 steps are done and saved" in ended.stdout
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4]
+    assert (tmp_path / "run/checkpoints/4.json").exists()
+    continued = run(tmp_path, *arguments, *gates)
+    assert continued.returncode == 4
+    assert "nothing to do: gate val/loss < 0.01 at 3 was not met after 4 steps" in continued.stdout
 
 
 @pytest.mark.long
