@@ -33,23 +33,23 @@ class Parts:
     def __init__(self) -> None:
         self.definition = state.ModelDefinition(MODEL.build)
         self.params, self.extras = jax.jit(self.definition.init)(jax.random.key(0))
-        self.judge = jax.jit(self._judge)
+        # The gradients of parameters and fakes, and the outcome with the updated extras.
         self.of_decoder, self.of_discriminator = (
-            jax.jit(jax.grad(functools.partial(self._loss, part), argnums=(0, 1)))
+            jax.jit(jax.grad(functools.partial(self._loss, part), (0, 1), has_aux=True))
             for part in ("decoder_B", "discriminator")
         )
 
-    def _judge(
-        self, params: Any, fake: Any, extras: Any, real: Any, latents: Any, key: Any
-    ) -> tuple[Any, Any]:
+    def judge(self, *given: Any) -> tuple[Any, Any]:
         """Returns the outcome and the updated extras."""
+        return self.of_decoder(*given)[1]
+
+    def _loss(
+        self, part: str, params: Any, fake: Any, extras: Any, real: Any, latents: Any, key: Any
+    ) -> tuple[Any, Any]:
         module = self.definition.module(params, extras)
         keys = jax.random.split(key, real.shape[0])
         found = module.adversary(real, fake, latents, keys, jnp.float32)
-        return found, self.definition.extras_of(module)
-
-    def _loss(self, part: str, params: Any, fake: Any, *rest: Any) -> Any:
-        return getattr(self._judge(params, fake, *rest)[0], part).sum()
+        return getattr(found, part).sum(), (found, self.definition.extras_of(module))
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,10 @@ def test_the_parameter_count_is_the_references() -> None:
 def test_each_loss_trains_its_own_part(parts: Parts) -> None:
     real, fake, latents = clips()
     given = (parts.params, fake, parts.extras, real, latents, jax.random.key(1))
-    weights, frames = parts.of_decoder(*given)
+    (weights, frames), _ = parts.of_decoder(*given)
     assert all(not np.any(grad) for grad in weights.values())
     assert np.any(frames)
-    weights, frames = parts.of_discriminator(*given)
+    (weights, frames), _ = parts.of_discriminator(*given)
     assert not np.any(frames)
     for name, grad in weights.items():
         assert np.any(grad) == name.startswith("adversary."), name
@@ -92,9 +92,8 @@ def test_the_decoder_gradient_points_along_the_correction(parts: Parts) -> None:
     """The correction has a standard deviation of almost one; the loss is its mean square."""
     real, fake, latents = clips()
     given = (parts.params, fake, parts.extras, real, latents, jax.random.key(1))
-    found, _ = parts.judge(*given)
+    (_, frames), (found, _) = parts.of_decoder(*given)
     assert 0.5 < np.asarray(found.decoder_B).mean() < 1.01
-    _, frames = parts.of_decoder(*given)
     seen = np.asarray(frames)[np.abs(np.asarray(frames)) > 0]
     assert seen.size == CLIPS * 9 * 16 * 16 * 3  # the square cropped from each frame
 
@@ -137,12 +136,11 @@ def test_a_trained_discriminator_corrects(parts: Parts) -> None:
     fake, latents = jnp.full_like(real, 0.5), clips()[2]
     for number in range(40):
         given = (params, fake, extras, real, latents, jax.random.key(number))
-        grads, _ = parts.of_discriminator(*given)
-        found, extras = parts.judge(*given)
+        (grads, _), (found, extras) = parts.of_discriminator(*given)
         updates, moments = optimizer.update({name: grads[name] for name in own}, moments)
         params = {**params, **optax.apply_updates({name: params[name] for name in own}, updates)}
     assert float(found.right) > 0.9
-    _, away = parts.of_decoder(params, fake, extras, real, latents, jax.random.key(99))
+    (_, away), _ = parts.of_decoder(params, fake, extras, real, latents, jax.random.key(99))
     step, wanted = -np.asarray(away), np.asarray(real - fake)
     seen = np.abs(step) > 0
     cosine = (step * wanted)[seen].sum() / np.linalg.norm(step[seen]) / np.linalg.norm(wanted[seen])

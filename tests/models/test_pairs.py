@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.models.video_ae import blocks, folding, pairs
+from jaxtrain.models.video_ae import blocks, pairs
 from jaxtrain.ops import per_device
 
 
@@ -134,38 +134,3 @@ def test_eight_gpus_match_the_gradients_of_one(argument: Any, remat: blocks.Vide
 
     found = jax.jit(on_gpus)(jax.device_put(x, rows), weights)
     close(found, jax.jit(gradients, static_argnums=2)(x, weights, "none"))
-
-
-def test_enlarging_is_folded_into_the_kernel() -> None:
-    x, kernel = normal(0, 1, 2, 3, 4, 5), normal(1, 3, 3, 5, 2)
-    plain = blocks.conv_frames(blocks.upsample(x), kernel)
-    squares = blocks.conv_frames(x, folding.enlarged(kernel))
-    assert squares.shape == (1, 2, 3, 4, 4 * 2)
-    pixels = squares.reshape(1, 2, 3, 4, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5, 6)
-    close(pixels.reshape(1, 2, 6, 8, 2), plain)
-
-
-def test_a_convolution_of_squares_matches_that_of_the_frame() -> None:
-    frame, kernel = normal(0, 1, 2, 6, 8, 5), normal(1, 3, 3, 5, 3)
-    squares = folding.square_major(blocks.unshuffle(frame, 2))
-    found = blocks.conv_frames(squares, folding.of_squares(kernel))
-    close(blocks.shuffle(found, 2), blocks.conv_frames(frame, kernel))
-
-
-def test_a_matrix_before_a_convolution_is_folded_into_its_kernel() -> None:
-    x, matrix, kernel = normal(0, 1, 2, 4, 4, 5), normal(1, 5, 3), normal(2, 3, 3, 3, 2)
-    plain = blocks.conv_frames(x @ matrix, kernel, stride=2)
-    close(blocks.conv_frames(x, folding.after_matrix(matrix, kernel), stride=2), plain)
-
-
-def test_frames_stacked_as_channels_get_the_same_convolution() -> None:
-    x, kernel = normal(0, 1, 4, 4, 4, 3), normal(1, 3, 3, 3, 5)
-    found = blocks.conv_frames(blocks.grouped(x, 2), folding.side_by_side(kernel, 2))
-    close(found, blocks.grouped(blocks.conv_frames(x, kernel), 2))
-
-
-@pytest.mark.parametrize("first", [0, 1, 3])
-def test_frames_are_interleaved_in_order(first: int) -> None:
-    frames = jnp.arange(float(first), 8).reshape(1, -1, 1, 1, 1)
-    even, odd = (frames[:, (parity - first) % 2 :: 2] for parity in (0, 1))
-    close(pairs.interleaved([even, odd], first), frames)
