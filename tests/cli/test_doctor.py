@@ -67,14 +67,8 @@ def test_a_machine_with_many_faults(place: Path) -> None:
     (folder / "bad.mp4").write_text("no video")
     with small_disk(place / "disk", "64k") as disk:
         arguments = ["--config", "demo", "--data.path", str(folder), "--output-dir", str(disk)]
-        arguments += [
-            "--data.workers",
-            "8",
-            "--simulate-devices",
-            "3",
-            "--json",
-            str(place / "found.json"),
-        ]
+        arguments += ["--data.workers", "8", "--simulate-devices", "3"]
+        arguments += ["--json", str(place / "found.json")]
         found = subprocess.run(
             ["bash", "-c", 'ulimit -n 120; exec "$@"', "bash", *command("doctor", *arguments)],
             cwd=place,

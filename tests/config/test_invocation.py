@@ -13,9 +13,8 @@ import program
 import pytest
 
 from jaxtrain import config
-from jaxtrain.config import invocation, overrides
+from jaxtrain.config import invocation
 from jaxtrain.doctor import machine
-from jaxtrain.errors import InputError
 from jaxtrain.training import run_summary
 
 SCRIPT = """#!/bin/sh
@@ -100,11 +99,3 @@ def test_a_printed_command_quotes_its_arguments(tmp_path: Path) -> None:
     ):
         words = shlex.split(command)
         assert words[words.index("--config") :][:4] == typed
-
-
-@pytest.mark.parametrize("flag", ["--debug", "--resume"])
-def test_a_flag_is_not_suggested_for_itself(flag: str) -> None:
-    with pytest.raises(InputError) as caught:
-        overrides.apply(config.named("demo"), [flag, "x"])
-    assert "did you mean" not in str(caught.value)
-    assert f"{flag} is a flag" in str(caught.value)

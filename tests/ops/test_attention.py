@@ -33,15 +33,6 @@ def test_products_depend_only_on_the_difference_of_positions() -> None:
     assert np.ptp(scores[0]) > 0.1, "positions play no part"
 
 
-def test_rotation_keeps_lengths_and_the_first_position() -> None:
-    cos, sin = attention.rotary(LENGTH, WIDTH, 10_000.0)
-    x = normal((2, LENGTH, 3, WIDTH))
-    turned = attention.rotate(x, cos, sin)
-    norm = functools.partial(np.linalg.norm, axis=-1)
-    np.testing.assert_allclose(norm(turned), norm(x), rtol=1e-5)
-    np.testing.assert_array_equal(turned[:, 0], x[:, 0])
-
-
 # ---- attention --------------------------------------------------------------------------------
 
 

@@ -102,49 +102,12 @@ def test_three_steps_match_muon(precision: config.Precision, tolerance: float) -
     assert int(state.updates) == 3
 
 
-def test_momentum_warms_up() -> None:
-    found = [float(muon.momentum_at(config.Muon(), jnp.asarray(n))) for n in (0, 150, 300, 9999)]
-    assert found == pytest.approx([0.85, 0.9, 0.95, 0.95])
-
-
 def test_momentum_falls_during_the_warm_down() -> None:
     settings = config.Muon(first_momentum=0.85, momentum=0.97, momentum_steps=4, last_momentum=0.9)
     span = muon.Span(steps=100, warmdown=20)
     steps = (0, 2, 4, 80, 90, 100)
     found = [float(muon.momentum_at(settings, jnp.asarray(n), span)) for n in steps]
     assert found == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.9])
-
-
-def test_polar_express_brings_singular_values_closer_to_one() -> None:
-    values = {
-        polar: np.linalg.svd(muon.orthogonal(matrices(), polar_express=polar)["flat1"])[1]
-        for polar in (False, True)
-    }
-    assert values[False].min() < 0.7 < 0.85 < values[True].min()
-    assert values[True].max() < 1.15
-
-
-def test_rows_get_one_norm() -> None:
-    """In the layout [in, out], the columns belong to outputs."""
-    given = matrices()["flat1"] * np.float32(np.logspace(-3, 3, 64))
-    norms = np.linalg.norm(muon._even(given), axis=0)
-    want = np.linalg.norm(given) / 8
-    np.testing.assert_allclose(norms, want, rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(16, 64), (64, 16)])
-def test_variance_reduction_keeps_the_norm_and_evens_out_the_longer_side(
-    shape: tuple[int, int],
-) -> None:
-    wide = shape[1] > shape[0]
-    scales = np.float32(np.logspace(-1, 1, 64))
-    rng = np.random.default_rng(0)
-    given = np.float32(rng.standard_normal(shape)) * (scales if wide else scales[:, None])
-    found, average = muon._steadied(given, jnp.zeros((1, 64) if wide else (64, 1)), 0.0)
-    np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(given), rtol=1e-5)
-    squares = np.square(found).mean(0 if wide else 1)
-    np.testing.assert_allclose(squares, squares[0], rtol=1e-4)
-    assert average.size == 64
 
 
 def test_cautious_decay_applies_where_update_and_parameter_agree_and_ends_at_zero() -> None:

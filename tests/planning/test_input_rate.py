@@ -44,19 +44,9 @@ def test_the_rate_of_a_host(
     assert not found.assumed
 
 
-def test_larger_clips_cost_more_and_long_videos_hardly() -> None:
-    longer = config.load("h100_1")  # 19 frames instead of 12
-    clips = input_rate.KINDS["clips"].per_core(longer)[1]
-    assert clips == pytest.approx(47.3 / (0.03 + 0.97 * 19 / 12))
-    assert input_rate.KINDS["videos"].per_core(longer)[1] == pytest.approx(4.6, rel=0.05)
-
-
-def test_text_is_counted_in_tokens() -> None:
-    masked, causal = config.load("mlm_h200_8"), config.load("gpt_h100_8")
-    assert predicted(masked).per_core == pytest.approx((1.59e6 / 256,) * 2)
-    assert predicted(causal).per_core == pytest.approx((13.4e6 / 2048,) * 2)
+def test_text_has_no_prepared_clips() -> None:
     with pytest.raises(InputError, match="--source clips is for videos; the data of mlm_h200_8"):
-        predicted(masked, source="clips")
+        predicted(config.load("mlm_h200_8"), source="clips")
 
 
 def test_cores_are_assumed_per_gpu() -> None:

@@ -293,15 +293,8 @@ def test_a_process_with_a_tracker_that_does_not_work_ends_in_time(
     (fake / "mood").write_text("hang")
     (fake / "__init__.py").write_text(BLOCKS_AT_EXIT + FAKE)
     run = tmp_path / "run"
-    arguments = [
-        *program.TINY_MLM,
-        "--data.path",
-        "corpus",
-        "--loop.steps",
-        "30",
-        "--track",
-        "mlflow",
-    ]
+    arguments = [*program.TINY_MLM, "--data.path", "corpus", "--loop.steps", "30"]
+    arguments += ["--track", "mlflow"]
     ended = subprocess.run(
         [sys.executable, "-c", WITH_SHORT_WAIT, *arguments, "--output-dir", str(run)],
         cwd=tmp_path,

@@ -1,6 +1,5 @@
 """Tests what a step costs: its communication, compiled and by formula, FLOPs, and memory."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,17 +7,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from training import toy
-from xla.communication_formula import formula_bytes
 
-from jaxtrain import config
-from jaxtrain.optim import build
 from jaxtrain.planning import cards, prediction
-from jaxtrain.sharding import ShardingRule
-from jaxtrain.training.state import ModelDefinition, abstract_state
 from jaxtrain.xla.hlo import Array, Collective
 from jaxtrain.xla.step_cost import StepCost, axis_of, traffic
 
-HYBRID = config.Mesh(data=2, fsdp=4, shard="params", min_shard_elements=64)
 AXES = {"data": 2, "fsdp": 4}
 
 
@@ -58,38 +51,6 @@ def test_rows_sum_collectives_of_the_same_kind() -> None:
     assert prediction.seconds(gather, h100) == gather.wire_bytes / h100.link_rate
     assert (reduce.axis, reduce.crosses_nodes) == ("data", True)
     assert prediction.seconds(reduce, h100) == 2 * 2000 / 2 / h100.node_rate
-
-
-@pytest.mark.parametrize(("shard", "gathers"), [("params", 4), ("optimizer", 1)])
-def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients(
-    shard: Any, gathers: int
-) -> None:
-    settings = dataclasses.replace(HYBRID, data=1, fsdp=8, shard=shard)
-    rule = ShardingRule(toy.mesh_of(1, 8), settings)
-    definition = ModelDefinition(toy.Config().build)
-    target = abstract_state(
-        definition, build.make_optimizer(toy.OPTIM, 10, definition.params), rule
-    )
-    sizes = {name: array.size * 2 for name, array in definition.params.items()}
-    whole = {name for name, array in definition.params.items() if not any(rule(array).spec)}
-    assert 0 < len(whole) < len(sizes)
-    sharded = sum(size for name, size in sizes.items() if name not in whole)
-    rest = sum(size for name, size in sizes.items() if name in whole)
-    expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
-    assert formula_bytes(target.params, {}, rule, settings, accumulate=2) == pytest.approx(expected)
-    assert jax.device_count() == 8
-
-
-@pytest.mark.parametrize(("shard", "times"), [("params", 2), ("optimizer", 2), ("none", 0)])
-def test_formula_counts_a_gather_of_constants_in_each_microbatch(shard: Any, times: int) -> None:
-    settings = dataclasses.replace(HYBRID, shard=shard)
-    rule = ShardingRule(toy.mesh_of(2, 4), settings)
-    file_weights = {
-        "teacher.kernel": jax.ShapeDtypeStruct((64, 32), np.float32),
-        "teacher.bias": jax.ShapeDtypeStruct((32,), np.float32),  # too small for shards
-    }
-    found = formula_bytes({}, file_weights, rule, settings, accumulate=2)
-    assert found == times * 2 * 64 * 32 * 3 / 4
 
 
 def test_adapters_of_a_node_share_traffic_between_nodes() -> None:

@@ -251,16 +251,6 @@ def test_a_killed_download_is_not_taken_for_complete(
     assert hub.local("hf:me/big").read_bytes() == content
 
 
-def test_several_processes_of_a_host_download_a_file_once(tmp_path: Path) -> None:
-    content = big_file()
-    HUB.add("me/big", {"big.safetensors": content})
-    HUB.faults.append(Fault("/cdn/", sent=len(content), pause_s=1))
-    both = [child("print(hub.local('hf:me/big'))", tmp_path / "hub") for _ in range(2)]
-    printed = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], printed
-    assert len(HUB.seen("GET", "/cdn/")) == 1
-
-
 def test_what_was_downloaded_works_without_a_network(
     published: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
