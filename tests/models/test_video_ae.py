@@ -139,13 +139,6 @@ def test_h3_encodes_enough_chunks_to_show_every_frame() -> None:
         assert frames <= h3.filled(frames) == h3.decoded(enough)
 
 
-def test_a_clip_is_padded_with_its_last_frame(parts: tuple[Any, Any]) -> None:
-    video = jax.random.uniform(jax.random.key(0), (1, 6, 16, 16, 3))
-    full = jnp.concatenate([video, video[:, -1:], video[:, -1:]], 1)
-    encode = jitted("encode", parts[0])
-    np.testing.assert_allclose(encode(parts[1], video), encode(parts[1], full), atol=1e-6)
-
-
 @pytest.mark.slow
 def test_the_loss_is_the_weighted_error_per_frame(parts: tuple[Any, Any]) -> None:
     """Compares frame i with frame i, not clamped and not augmented."""

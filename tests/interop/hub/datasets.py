@@ -4,29 +4,14 @@ Run by name, because the URL of the server must be known before the client is im
 ``python -m pytest tests/interop/hub/datasets.py``.
 """
 
-import atexit
-import contextlib
 import io
 import json
-import os
 import re
-import sys
-import tempfile
 from pathlib import Path
 
-_OPEN = contextlib.ExitStack()
-atexit.register(_OPEN.close)
-assert "huggingface_hub" not in sys.modules, "run this file alone"
+from interop.hub import hub_server
 
-from interop.hub import hub_server  # noqa: E402
-
-HUB = _OPEN.enter_context(hub_server.serving())
-os.environ |= {
-    "HF_ENDPOINT": HUB.base,
-    "HF_HOME": _OPEN.enter_context(tempfile.TemporaryDirectory()),
-    "HF_HUB_DISABLE_XET": "1",  # the server has only HTTP transfers
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
+HUB = hub_server.start()
 
 import huggingface_hub.constants  # noqa: E402
 import pyarrow  # noqa: E402

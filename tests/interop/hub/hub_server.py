@@ -4,13 +4,17 @@ Large files are served by another host name ("the CDN"), as on the real Hub. Req
 and faults can be planted.
 """
 
+import atexit
 import base64
 import contextlib
 import dataclasses
 import hashlib
 import http.server
 import json
+import os
 import re
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -399,3 +403,21 @@ def serving() -> Iterator[Hub]:
     with loopback.serving(Handler) as port:
         hub.base, hub.cdn = f"http://127.0.0.1:{port}", f"http://localhost:{port}"
         yield hub
+
+
+def start() -> Hub:
+    """Starts a Hub for the rest of this process, and makes it the client's.
+
+    The client reads these variables when it is imported.
+    """
+    assert "huggingface_hub" not in sys.modules, "run this file alone"
+    opened = contextlib.ExitStack()
+    atexit.register(opened.close)
+    hub = opened.enter_context(serving())
+    os.environ |= {
+        "HF_ENDPOINT": hub.base,
+        "HF_HOME": opened.enter_context(tempfile.TemporaryDirectory()),
+        "HF_HUB_DISABLE_XET": "1",  # the server has only HTTP transfers
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    return hub

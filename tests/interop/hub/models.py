@@ -4,8 +4,6 @@ Run by name, because the URL of the server must be known before the client is im
 ``python -m pytest tests/interop/hub/models.py``.
 """
 
-import atexit
-import contextlib
 import json
 import os
 import re
@@ -13,25 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_OPEN = contextlib.ExitStack()
-atexit.register(_OPEN.close)
-assert "huggingface_hub" not in sys.modules, "run this file alone"
+from interop.hub import hub_server
 
-from interop.hub import hub_server  # noqa: E402
-
-HUB = _OPEN.enter_context(hub_server.serving())
-os.environ |= {
-    "HF_ENDPOINT": HUB.base,
-    "HF_HOME": _OPEN.enter_context(tempfile.TemporaryDirectory()),
-    "HF_HUB_DISABLE_XET": "1",  # the server has only HTTP transfers
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
+HUB = hub_server.start()
 
 import huggingface_hub.constants  # noqa: E402
 import numpy as np  # noqa: E402
