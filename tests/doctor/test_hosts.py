@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import re
-import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from distributed.fake_key_value import FakeClient
 from doctor.examined import all_ok, only_problem, only_warning, subject
+from program import free_port
 
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import hosts
@@ -24,11 +24,8 @@ def test_a_single_process_has_nothing_to_synchronize(tmp_path: Path) -> None:
 
 
 def test_without_its_coordinator(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]  # no process listens here
     second = {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": "1",
         "JAXTRAIN_CONNECT_S": "0.5",

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from program import TINY_MLM, command, environment, write_corpus
+from program import TINY_MLM, command, environment, wait_for, write_corpus
 
 # MLflow's own use of SQLAlchemy, in the process of the tests.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -202,17 +202,6 @@ def lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> bool:
-    """Waits, and returns whether the condition holds; False if the process has ended."""
-    deadline = time.monotonic() + 200
-    while not condition():
-        if process.poll() is not None:
-            return condition()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return True
-
-
 def children_of(process: int) -> set[int]:
     """Returns the processes that a process has started, such as W&B's, and theirs."""
     parents, found = {}, {process}
@@ -245,7 +234,7 @@ def killed(place: Place) -> Path:
     for step, with_others in ((25, False), (125, True)):
         process = place.start(*arguments, program=SLOW)
         try:
-            assert wait_for(lambda: sent(step), process), process.communicate()  # noqa: B023
+            wait_for(lambda: sent(step), process)  # noqa: B023
             others = children_of(process.pid) if with_others else set()
             process.kill()
             for pid in others:

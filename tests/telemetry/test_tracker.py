@@ -13,6 +13,7 @@ import numpy as np
 import program
 import pytest
 from planning.step_findings import COST
+from program import wait_for
 
 import jaxtrain
 from jaxtrain import versions
@@ -161,13 +162,6 @@ def stored(fake: Path, kind: str = "metric") -> list[list[Any]]:
 def messages(directory: Path) -> str:
     path = directory / "log.txt"
     return path.read_text() if path.exists() else ""
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def losses(*steps: int) -> Sequence[Metrics]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program import wait_for
 
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError, RunAgain
@@ -119,10 +120,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    ends = time.monotonic() + 20
-    while alive(process) and time.monotonic() < ends:
-        time.sleep(0.1)
-    assert not alive(process)
+    wait_for(lambda: not alive(process), seconds=20)
 
 
 def test_the_environment_is_that_of_the_parent_plus_changes() -> None:
