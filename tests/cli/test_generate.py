@@ -14,13 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint.small_state import make_state, meta_of
-from flax import nnx
+from models.small_params import random_params, write_run
 from program import train
 
 import jaxtrain
 from jaxtrain import config, main
-from jaxtrain.checkpoint import saver
 from jaxtrain.cli import text as text_commands
 from jaxtrain.data.text import byte_level
 from jaxtrain.errors import InputError
@@ -47,24 +45,11 @@ def saved(
     **meta: Any,
 ) -> Path:
     """Writes a run directory with a checkpoint of random parameters."""
-    rng = np.random.default_rng(0)
-    leaves = nnx.to_flat_state(
-        nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param)
-    )
-    params = {
-        ".".join(map(str, path)): jnp.asarray(
-            rng.normal(0, 0.4, leaf.get_value().shape), jnp.float32
-        )
-        for path, leaf in leaves
-    }
+    params = random_params(model, 0.4)
     if "lm_head.words" in params:  # special tokens are never among the most likely
-        params["lm_head.words"] = params["lm_head.words"].at[:9].set(0)
-    checkpoints = saver.CheckpointSaver(folder, 3, lambda line: None, files=files)
+        params["lm_head.words"][:9] = 0
     described = {"seed": 0, "model": config.to_dict(model), "data": data or {}}
-    meta = meta_of(3) | {"config": described} | meta
-    checkpoints.save(dataclasses.replace(make_state(3), params=params), meta)
-    checkpoints.close()
-    return folder
+    return write_run(folder, model, 3, params, files=files, **{"config": described} | meta)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from flax import nnx
+from models.small_params import random_params
 
 from jaxtrain import main
 from jaxtrain.data import text
@@ -29,16 +29,6 @@ def run(*arguments: Any) -> int:
     return main.main([*map(str, arguments)])
 
 
-def params_of(model: Any) -> dict[str, np.ndarray]:
-    """Returns random values, also for parameters that start as zeros or ones."""
-    rng = np.random.default_rng(0)
-    flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param))
-    return {
-        ".".join(map(str, path)): rng.normal(0, 0.3, leaf.get_value().shape).astype(np.float32)
-        for path, leaf in flat
-    }
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small exported BERT."""
@@ -49,7 +39,7 @@ def exported(path: Path, tiny: Any) -> Path:
     model = dataclasses.replace(tiny, vocab_size=len(VOCABULARY), ff=24)
     huggingface.check_target(path)
     wordpiece = tokenizer.wordpiece({word: i for i, word in enumerate(VOCABULARY)})
-    huggingface.write(path, model, params_of(model), wordpiece)
+    huggingface.write(path, model, random_params(model), wordpiece)
     return path
 
 

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from checkpoint.small_state import make_state, meta_of
 from flax import nnx
 from models import small_autoencoder
+from models.small_params import random_params, write_run
 
-from jaxtrain import config, main, versions
-from jaxtrain.checkpoint import saver
+from jaxtrain import main, versions
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video
 from jaxtrain.interop import weights
 from jaxtrain.models import mlm, video_ae
-from jaxtrain.training import state
 
 FIXTURES = {
     "taehv_base": (
@@ -157,23 +155,10 @@ def test_without_pytorch_a_pth_prints_the_install_command(
     assert not (tmp_path / "o.pth").exists()
 
 
-def saved(folder: Path, model: Any, params: dict[str, Any]) -> Path:
-    """Writes a run directory with a checkpoint of these parameters."""
-    state = dataclasses.replace(make_state(3), params=params)
-    checkpoints = saver.CheckpointSaver(folder, 3, lambda line: None)
-    meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
-    checkpoints.save(state, meta)
-    checkpoints.wait()
-    checkpoints.close()
-    return folder
-
-
 def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
-    import jax.numpy as jnp
-
     model = small_autoencoder.config()
     params = small_autoencoder.params(model)
-    run_ = saved(tmp_path / "run", model, {k: jnp.asarray(v) for k, v in params.items()})
+    run_ = write_run(tmp_path / "run", model, 3, params)
     for source in (run_, run_ / "checkpoints" / "3"):
         assert run("export", source, tmp_path / "out.safetensors") == 0
         found = weights.load(tmp_path / "out.safetensors")
@@ -233,11 +218,7 @@ def test_a_reference_that_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("taehv.py").write_text("")
-    params = {
-        name: np.zeros(leaf.shape, np.float32)
-        for name, leaf in state.ModelDefinition(model.build).params.items()
-    }
-    weights.save(Path("ours.safetensors"), model, params)
+    weights.save(Path("ours.safetensors"), model, random_params(model))
     Path("out.safetensors").write_bytes(b"precious")
     assert run("export", "ours.safetensors", "out.safetensors", "--reference", reference) == 2
     assert words in capsys.readouterr().err
@@ -311,7 +292,7 @@ def test_comfyui_takes_a_safetensors_file_of_a_video_autoencoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    weights.save(Path("mlm.safetensors"), mlm.Config.tiny(), drawn(mlm.Config.tiny()))
+    weights.save(Path("mlm.safetensors"), mlm.Config.tiny(), random_params(mlm.Config.tiny()))
     model = full_width(latent_channels=16)
     params = small_autoencoder.params(model)
     weights.save(Path("large.safetensors"), model, params | {"encoder.head.bias": np.full(64, 7e4)})
@@ -323,8 +304,3 @@ def test_comfyui_takes_a_safetensors_file_of_a_video_autoencoder(
         assert run("export", source, target, "--format", "comfyui") == 2
         assert words in capsys.readouterr().err
         assert not Path(target).exists()
-
-
-def drawn(model: Any) -> dict[str, np.ndarray]:
-    shapes = state.ModelDefinition(model.build).params
-    return {name: np.zeros(leaf.shape, np.float32) for name, leaf in shapes.items()}

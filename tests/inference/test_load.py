@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interop.test_weights import MODEL, drawn, write_run
+from models.small_params import random_params, write_run
 
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.interop import weights
+from jaxtrain.models import video_ae
 from jaxtrain.storage import tensor_files
+
+MODEL = video_ae.Config.tiny()
 
 
 def test_optional_methods_determine_what_a_model_can_do() -> None:
@@ -22,7 +25,7 @@ def test_optional_methods_determine_what_a_model_can_do() -> None:
 def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    write_run(tmp_path / "run", MODEL, 8, random_params(MODEL))
     monkeypatch.setattr(weights, "_of_checkpoint", None)
     with pytest.raises(
         InputError,
@@ -33,7 +36,7 @@ def test_an_unsuitable_model_is_refused_before_its_arrays_are_read(
 
 
 def test_a_file_without_a_model_config_has_the_only_suitable_model(tmp_path: Path) -> None:
-    params = drawn(MODEL)
+    params = random_params(MODEL)
     path = tmp_path / "bare.safetensors"
     tensor_files.write(path, MODEL.to_weights(params), {})
     trained = load.load(path, "encode", "reconstruct")

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from checkpoint.small_state import make_state, meta_of
-from flax import nnx
+from models.small_params import random_params, write_run
 
-from jaxtrain import config, main
-from jaxtrain.checkpoint import saver
+from jaxtrain import main
 from jaxtrain.data import text
 from jaxtrain.data.text import byte_level, specials, tokenizer, transformers_files
 from jaxtrain.errors import InputError
@@ -43,17 +41,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, tuple[Any, ...]]] 
 }
 
 
-def params_of(model: Any) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    leaves = nnx.to_flat_state(
-        nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param)
-    )
-    return {
-        ".".join(map(str, path)): rng.normal(0, 0.3, leaf.get_value().shape).astype(np.float32)
-        for path, leaf in leaves
-    }
-
-
 def folder_of(path: Path, case: str) -> Path:
     """Writes a folder as transformers does."""
     ids, generation, _ = CASES[case]
@@ -63,7 +50,7 @@ def folder_of(path: Path, case: str) -> Path:
     words = tokenizers.Tokenizer.from_str(content)
     words.enable_padding(direction="left")
     words.enable_truncation(10, direction="left")
-    huggingface.write(path, MODEL, params_of(MODEL), words)
+    huggingface.write(path, MODEL, random_params(MODEL), words)
     settings = json.loads((path / "config.json").read_text())
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         del settings[name]
@@ -106,13 +93,7 @@ def test_import_and_a_checkpoint_keep_ids_and_files(case: str, tmp_path: Path) -
     first = len(before) + len(byte_level.train([CORPUS], VOCABULARY).encode("It was a").ids) - 1
     assert tuple(tokens[first : first + len(before)]) == before  # the second document
 
-    checkpoints = saver.CheckpointSaver(
-        tmp_path / "run", 3, lambda line: None, files=opened.files_to_keep
-    )
-    params = {name: jnp.asarray(array) for name, array in params_of(MODEL).items()}
-    meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(MODEL)}}
-    checkpoints.save(dataclasses.replace(make_state(3), params=params), meta)
-    checkpoints.close()
+    write_run(tmp_path / "run", MODEL, 3, random_params(MODEL), files=opened.files_to_keep)
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
     assert_kept(folder, tmp_path / "out", case)
@@ -139,7 +120,7 @@ def test_a_shorter_model_limits_the_tokenizer(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "hf", "no bos") / "tokenizer.json"
     short = dataclasses.replace(MODEL, sequence_length=8, loss_piece=8)
     words = tokenizers.Tokenizer.from_file(str(source))
-    huggingface.write(tmp_path / "out", short, params_of(short), words, source)
+    huggingface.write(tmp_path / "out", short, random_params(short), words, source)
     described = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert described == {"eos_token": "<|eot|>", "model_max_length": 8, "add_bos_token": True}
 
@@ -161,7 +142,7 @@ def test_odd_ids_are_rejected_in_one_line(name: str, value: Any, tmp_path: Path)
 def test_token_type_1_is_kept_by_import_and_reported_by_a_run(tmp_path: Path) -> None:
     model = dataclasses.replace(mlm.Config.tiny(), vocab_size=60)
     words = tokenizer.wordpiece({name: i for i, name in enumerate((*specials.NAMES, "a"))})
-    huggingface.write(tmp_path / "hf", model, params_of(model), words)
+    huggingface.write(tmp_path / "hf", model, random_params(model), words)
     tensors = tensor_files.read(tmp_path / "hf/model.safetensors")[0]
     types = np.random.default_rng(1).normal(size=(2, 16)).astype(np.float32)
     before = tensors | {bert_weights._TYPES: types}
@@ -174,7 +155,7 @@ def test_token_type_1_is_kept_by_import_and_reported_by_a_run(tmp_path: Path) ->
             types[row] + before[bert_weights._POSITION],
             atol=1e-6,
         )
-    shapes = {name: jnp.asarray(array) for name, array in params_of(model).items()}
+    shapes = {name: jnp.asarray(array) for name, array in random_params(model).items()}
     _, notes = weights.params_for(tmp_path / "hf", model, shapes)
     assert notes == [f"1 parameters in the source are not used, such as {bert_weights.TYPE_1}"]
     more = before | {bert_weights._TYPES: np.zeros((3, 16), np.float32)}

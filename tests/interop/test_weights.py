@@ -5,15 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from checkpoint.small_state import State
 from data.video.sample_videos import busy, write
+from models.small_params import random_params, write_run
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import resume
-from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt, mlm, video_ae
@@ -26,27 +24,6 @@ WITH = dataclasses.replace(
 )
 
 
-def drawn(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    shapes = ModelDefinition(model.build).params
-    return {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
-
-
-def write_run(
-    directory: Path, model: Any, step: int, params: Any, *, best: bool = False, stored: Any = None
-) -> None:
-    """Writes a run directory with a checkpoint; ``stored`` replaces the model in its config."""
-    state = State(
-        step=np.uint32(step), examples_seen=np.uint32(step), params=params, extras={}, opt={}
-    )
-    placed = jax.tree.map(jax.numpy.asarray, state)
-    saved = {"model": config.to_dict(model) if stored is None else stored}
-    meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
-    saver = CheckpointSaver(directory, 2)
-    saver.save(placed, meta, ("best",) if best else ("checkpoints",))
-    saver.close()
-
-
 def same(found: Any, wanted: Any) -> None:
     assert set(found) == set(wanted)
     for name, array in wanted.items():
@@ -54,7 +31,7 @@ def same(found: Any, wanted: Any) -> None:
 
 
 def test_the_best_checkpoint_of_a_run_is_preferred_to_the_newest(tmp_path: Path) -> None:
-    newest, best = drawn(MODEL, 1), drawn(MODEL, 2)
+    newest, best = random_params(MODEL, 1), random_params(MODEL, 2)
     write_run(tmp_path / "run", MODEL, 8, newest)
     found = weights.load(tmp_path / "run")
     assert (found.model, found.source) == (MODEL, str(tmp_path / "run" / "checkpoints" / "8.json"))
@@ -67,7 +44,7 @@ def test_the_best_checkpoint_of_a_run_is_preferred_to_the_newest(tmp_path: Path)
 def test_identifying_a_model_reads_no_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    write_run(tmp_path / "run", MODEL, 8, random_params(MODEL))
     monkeypatch.setattr(resume, "newest_intact", None)  # reads every byte
     for source in (tmp_path / "run", tmp_path / "run/checkpoints/8"):
         assert weights.model_at(source) == MODEL
@@ -76,7 +53,7 @@ def test_identifying_a_model_reads_no_arrays(
 
 
 def test_a_weights_file_contains_its_model(tmp_path: Path) -> None:
-    params = drawn(WITH)
+    params = random_params(WITH)
     own = {name: array for name, array in params.items() if not name.startswith("adversary.")}
     weights.save(tmp_path / "x.safetensors", WITH, params)
     found = weights.load(tmp_path / "x.safetensors")
@@ -89,14 +66,14 @@ def test_a_weights_file_contains_its_model(tmp_path: Path) -> None:
 
 def test_a_run_starts_from_the_parameters_that_fit(tmp_path: Path) -> None:
     expected = ModelDefinition(WITH.build).params
-    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    write_run(tmp_path / "run", MODEL, 8, random_params(MODEL))
     found, notes = weights.params_for(tmp_path / "run", WITH, expected)
-    same(found, drawn(MODEL))
+    same(found, random_params(MODEL))
     assert notes == [
         "24 parameters of the model are newly initialized, such as "
         "adversary.discriminator.layers.0.head"
     ]
-    write_run(tmp_path / "with", WITH, 8, drawn(WITH))
+    write_run(tmp_path / "with", WITH, 8, random_params(WITH))
     bare = ModelDefinition(MODEL.build).params
     found, notes = weights.params_for(tmp_path / "with", MODEL, bare)
     assert set(found) == set(bare)
@@ -110,16 +87,16 @@ def test_settings_that_shapes_do_not_show_must_be_equal(tmp_path: Path) -> None:
     """For example how frames map to latents, in weights for CogVideoX."""
     other = dataclasses.replace(MODEL, trim="odd_latents")
     shapes = ModelDefinition(MODEL.build).params
-    write_run(tmp_path / "run", other, 8, drawn(MODEL))
-    weights.save(tmp_path / "x.safetensors", other, drawn(MODEL))
-    tensor_files.write(tmp_path / "taecvx.safetensors", MODEL.to_weights(drawn(MODEL)), {})
+    write_run(tmp_path / "run", other, 8, random_params(MODEL))
+    weights.save(tmp_path / "x.safetensors", other, random_params(MODEL))
+    tensor_files.write(tmp_path / "taecvx.safetensors", MODEL.to_weights(random_params(MODEL)), {})
     for name in ("run", "x.safetensors", "taecvx.safetensors"):
         with pytest.raises(InputError, match=r"set --model.trim odd_latents"):
             weights.params_for(tmp_path / name, MODEL, shapes)
-        same(weights.params_for(tmp_path / name, other, shapes)[0], drawn(MODEL))
+        same(weights.params_for(tmp_path / name, other, shapes)[0], random_params(MODEL))
     folder = tmp_path / "taecvx"
     folder.mkdir()
-    tensor_files.write(folder / "x.safetensors", MODEL.to_weights(drawn(MODEL)), {})
+    tensor_files.write(folder / "x.safetensors", MODEL.to_weights(random_params(MODEL)), {})
     weights.params_for(folder / "x.safetensors", MODEL, shapes)
 
 
@@ -127,7 +104,7 @@ def test_a_model_guessed_from_weights_leaves_unknown_fields_open(tmp_path: Path)
     """A GPT's bare weights do not show its heads; None equals the number derived from it."""
     model = dataclasses.replace(gpt.Config.tiny(), width=16, heads=2)
     shapes = ModelDefinition(model.build).params
-    params = drawn(model)
+    params = random_params(model)
     tensor_files.write(tmp_path / "bare.safetensors", model.to_weights(params), {})
     found, notes = weights.params_for(tmp_path / "bare.safetensors", model, shapes)
     same(found, params)
@@ -141,14 +118,14 @@ def test_a_model_guessed_from_weights_leaves_unknown_fields_open(tmp_path: Path)
 
 
 def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    write_run(tmp_path / "run", MODEL, 8, random_params(MODEL))
     wide = dataclasses.replace(MODEL, encoder_width=16)
     message = r"8.json does not fit this model; misshapen: .* and \d+ more\. Use the model config"
     with pytest.raises(InputError, match=message):
         weights.params_for(tmp_path / "run", wide, ModelDefinition(wide.build).params)
     with pytest.raises(InputError, match=r"gone.pth does not exist"):
         weights.load(tmp_path / "gone.pth")
-    weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
+    weights.save(tmp_path / "y.safetensors", MODEL, random_params(MODEL))
     language = mlm.Config.tiny()
     with pytest.raises(InputError, match=r"does not fit this model; missing: bert.embeddings"):
         weights.params_for(tmp_path / "y.safetensors", language, {})
@@ -159,7 +136,7 @@ def test_arrays_that_do_not_fit_their_own_config_are_rejected(
 ) -> None:
     """A forged checkpoint used to end in a traceback."""
     wide = dataclasses.replace(MODEL, encoder_width=16)
-    write_run(tmp_path / "run", None, 8, drawn(MODEL), stored=config.to_dict(wide))
+    write_run(tmp_path / "run", None, 8, random_params(MODEL), stored=config.to_dict(wide))
     video = write(tmp_path / "in.mp4", busy(4, height=MODEL.height, width=MODEL.width))
     out = tmp_path / "out.safetensors"
     assert main.main(["encode", str(tmp_path / "run"), str(video), str(out)]) == 2

@@ -6,7 +6,6 @@ Run by name, because transformers is an optional extra:
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-import test_masked_text as ours
+from models.small_params import random_params
 
 from jaxtrain import config, main
 from jaxtrain.data.text import tokenizer
@@ -60,7 +57,7 @@ def export(
 ) -> Any:
     model = MODELS[family]
     huggingface.check_target(folder)
-    huggingface.write(folder, model, ours.params_of(model), tokenizer_of(kind))
+    huggingface.write(folder, model, random_params(model), tokenizer_of(kind))
     return model
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from models.small_causal import Stored
+from models.small_params import random_params
 
 from jaxtrain import main
 from jaxtrain.data.text import specials, tokenizer
@@ -42,16 +43,8 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exports a small model of ours."""
     path = tmp_path_factory.mktemp("export") / "hf"
     model = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
-    huggingface.write(path, model, params_of(model), tokenizer.train([CORPUS], 300, "byte_bpe"))
+    huggingface.write(path, model, random_params(model), tokenizer.train([CORPUS], 300, "byte_bpe"))
     return path
-
-
-def params_of(model: Any) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {
-        name: rng.normal(0, 0.3, leaf.shape).astype(np.float32)
-        for name, leaf in state.ModelDefinition(model.build).params.items()
-    }
 
 
 def test_logits_loss_and_gradients_match_transformers(kind: str, stored: Stored) -> None:
@@ -85,7 +78,7 @@ def test_a_written_folder_is_read_back_unchanged(kind: str, folder: Path) -> Non
     found = weights.load(folder)
     tiny = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
     assert found.model.to_settings() == tiny.to_settings()
-    params = params_of(tiny)
+    params = random_params(tiny)
     assert found.params.keys() == params.keys()
     for name, array in params.items():
         np.testing.assert_array_equal(found.params[name], array)
@@ -111,7 +104,7 @@ def test_a_tokenizer_without_a_beginning_token_is_refused(kind: str, tmp_path: P
     words = tokenizer.wordpiece({word: i for i, word in enumerate([*specials.NAMES, "paris"])})
     model = FAMILIES[kind].tiny()
     with pytest.raises(InputError, match=r"no special token that begins a document"):
-        huggingface.write(tmp_path / "hf", model, params_of(model), words)
+        huggingface.write(tmp_path / "hf", model, random_params(model), words)
 
 
 def test_a_run_must_match_the_imported_parameters(kind: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from data.video.sample_videos import busy, write
-from interop.test_weights import write_run
+from models.small_params import write_run
 
 from jaxtrain import config, main
 from jaxtrain.config import files
