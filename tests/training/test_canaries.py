@@ -104,14 +104,7 @@ def test_a_nan_in_the_parameters_stops_the_run() -> None:
 
 def test_a_model_that_is_worse_than_a_constant_warns_after_the_warm_up() -> None:
     run = Run(VIDEO)
-    for done in (100, 150):  # shuffled targets, for example
-        run.validate(
-            done,
-            values={"val/loss": 1.0, "val/psnr": 9.0 + done / 1e3},
-            baseline={"val/psnr": 12.0},
-        )
-    assert run.said == []
-    for done in (300, 400):
+    for done in (100, 150, 300, 400):  # shuffled targets, for example
         run.validate(
             done,
             values={"val/loss": 1.0, "val/psnr": 9.0 + done / 1e3},
@@ -141,19 +134,17 @@ def test_an_average_that_does_not_follow_warns_once_it_could() -> None:
 
 
 def test_a_masked_model_at_the_level_of_frequencies_ends_after_long() -> None:
-    run = Run()
-    reasons = [
-        run.validate(done, loss=5.0 + done * 1e-6, baseline={"val/loss": 5.0})
-        for done in range(100, TOTAL + 1, 100)
-    ]
+    def reasons_of(run: Run) -> list[str]:
+        return [
+            run.validate(done, loss=5.0 + done * 1e-6, baseline={"val/loss": 5.0})
+            for done in range(100, TOTAL + 1, 100)
+        ]
+
+    reasons = reasons_of(Run())
     ended = reasons.index(next(filter(None, reasons)))
     assert (ended + 1) * 100 == 800
     assert "for 5 validations: this masked LM does not learn" in reasons[ended]
-    gpt = Run(GPT)
-    assert not any(
-        gpt.validate(done, loss=5.0 + done * 1e-6, baseline={"val/loss": 5.0})
-        for done in range(100, TOTAL + 1, 100)
-    )
+    assert not any(reasons_of(Run(GPT)))
 
 
 def test_a_gate_is_judged_once_at_the_first_validation_from_its_step() -> None:

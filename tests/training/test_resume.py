@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import pytest
 from program import (
     TINY_MLM,
     arrays,
-    command,
-    environment,
     example_ids,
     losses,
     run,
+    started,
     train,
+    wait_for,
     write_corpus,
 )
 
@@ -112,18 +111,8 @@ def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:
 
 def test_ctrl_c_while_the_workers_start_is_one_line(place: Path) -> None:
     """A terminal sends it to them, too, during their imports."""
-    process = subprocess.Popen(
-        command(*EIGHT, "--data.workers", 2, "--output-dir", "early"),
-        cwd=place,
-        env=environment(place),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    while "spawn_main" not in _command_lines(process.pid):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.002)
+    process = started(place, *EIGHT, "--data.workers", 2, "--output-dir", "early")
+    wait_for(lambda: "spawn_main" in _command_lines(process.pid), process)
     time.sleep(0.3)  # Python has started there, and imports
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)

@@ -102,10 +102,15 @@ class Story:
         return self.recorder
 
     def step(
-        self, loss: float | None = None, *, wait_s: float = 0.0, gradient: float = 2.0
+        self,
+        loss: float | None = None,
+        *,
+        wait_s: float = 0.0,
+        gradient: float = 2.0,
+        complete: bool = False,
     ) -> None:
         """Runs one more step; its loss defaults to its number."""
-        self.spend(wait_s)
+        self.spend(wait_s + complete)
         self.batches.wait_s += wait_s
         bad = not (math.isfinite(gradient) and (loss is None or math.isfinite(loss)))
         self.bad_in_a_row = self.bad_in_a_row + 1 if bad else 0
@@ -116,7 +121,7 @@ class Story:
             "learning_rate": np.float32(0.001),
         }
         number = self.done if loss is None else loss
-        found["loss"] = Computing(number, lambda: self.spend(1.0))
+        found["loss"] = Computing(number, lambda: self.spend(1.0 - complete))
         state, batch = f"after step {self.done}", f"batch {self.done}"
         self.recorder.push(found, np.arange(8) + 8 * self.done, cast(Any, state), cast(Any, batch))
 
@@ -295,15 +300,8 @@ def test_pauses_do_not_count_in_the_rate(story: Story) -> None:
 def test_the_rate_of_steps_that_are_complete_when_pushed(story: Story) -> None:
     """With --debug, a step is complete when it is pushed."""
     story.begin(waits=True)
-    for number in range(1, TOTAL + 1):
-        story.spend(1.0)
-        found: Any = {
-            "bad_in_a_row": np.uint32(0),
-            "grad_norm": np.float32(2.0),
-            "learning_rate": np.float32(0.001),
-            "loss": np.float32(number),
-        }
-        story.recorder.push(found, np.arange(8), cast(Any, None), {})
+    for _ in range(TOTAL):
+        story.step(complete=True)
     assert story.recorder.finished()
     rates = [record["train/steps_per_second"] for record in story.records().values()]
     assert rates == [1.0, 1.0, 1.0, 1.0]
