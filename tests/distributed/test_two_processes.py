@@ -1,14 +1,11 @@
 """Runs of two real processes with four virtual devices each."""
 
 import resource
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from program import TINY_MLM, records, train, two_processes, write_corpus
+from program import TINY_MLM, records, train, two_processes, wait_for, write_corpus
 
 from jaxtrain.checkpoint import pointer
 
@@ -58,6 +55,7 @@ def test_two_processes_reproduce_the_metrics_of_one(place: Path) -> None:
     assert "step 6/6" not in outputs[1]
 
 
+@pytest.mark.long  # test_process_group.py has a shorter test
 def test_wrong_input_ends_both_processes(place: Path) -> None:
     with two(place, "--output-dir", "wrong", "--data.path", "nowhere") as started:
         outputs = [process.communicate(timeout=60)[0] for process in started]
@@ -79,12 +77,12 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path) -> None:
     folder, log = run / "checkpoints", run / "log.txt"
     failed = "(process 1: File too large)"
     with two(place, "--output-dir", run, *OFTEN) as started:
-        wait_for(started, lambda: bool(pointer.steps(folder)))
+        wait_for(lambda: pointer.steps(folder), *started)
         resource.prlimit(started[1].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
-        wait_for(started, lambda: failed in log.read_text())  # the log of the other process
+        wait_for(lambda: failed in log.read_text(), *started)  # the log of the other process
         resource.prlimit(started[1].pid, resource.RLIMIT_FSIZE, UNLIMITED)
         newest = max(pointer.steps(folder))
-        wait_for(started, lambda: max(pointer.steps(folder), default=0) > newest)
+        wait_for(lambda: max(pointer.steps(folder), default=0) > newest, *started)
         resource.prlimit(started[1].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
         outputs = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
@@ -98,12 +96,3 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path) -> None:
     assert kept[-1] > newest
     assert [pointer.verify(folder / f"{step}.json") for step in kept] == [""] * len(kept)
     assert {path.name for path in folder.iterdir()} == {f"{step}.json" for step in kept}
-
-
-def wait_for(started: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> None:
-    """Waits until the condition holds; both processes must run until then."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert [process.poll() for process in started] == [None, None]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

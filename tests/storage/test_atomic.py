@@ -19,8 +19,6 @@ from jaxtrain.storage import atomic
         (b"{", "it is not JSON"),
         (b"{\xff}", "it is not UTF-8 text"),
         (b'{"a": "\\ud800"}', "it is not UTF-8 text"),
-        (b'{"\\ud800": 1}', "it is not UTF-8 text"),
-        (b"[" * 2_000_000, "its JSON is nested too deeply"),
         (b'{"a":' * 200 + b"1" + b"}" * 200, "its JSON is nested too deeply"),
         (b"[1, 2]", "it is not a JSON object"),
         (b'{"a": ' + b"9" * 5000 + b"}", "it contains a number with thousands of digits"),

@@ -170,12 +170,3 @@ def test_an_unavailable_store_does_not_lose_the_lease(
             one.check()
     one.check()
     assert not one.lost
-
-
-@pytest.mark.parametrize("data", [b"\xff", b"[]"])
-def test_a_foreign_lease_is_watched_like_any_other(
-    bucket: Bucket, held: Callable[[], Lease], data: bytes
-) -> None:
-    bucket.put(lease.NAME, data)
-    one = held()
-    assert content(bucket)["run"] == one.name

@@ -2,13 +2,12 @@
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from program import TINY_MLM, command, environment, losses, run, train, write_corpus
+from program import TINY_MLM, losses, run, started, train, write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -60,14 +59,7 @@ def test_a_stopped_run_skips_the_same_steps(place: Path) -> None:
     arguments = [*ARGUMENTS, "--output-dir", "stopped", "--resume", "latest"]
     stops = 0
     for count in (33, 41, 52, 90):
-        process = subprocess.Popen(
-            command(*arguments),
-            cwd=place,
-            env=environment(place),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process = started(place, *arguments)
         examples = place / "stopped" / "examples.jsonl"
         while process.poll() is None:
             if examples.exists() and examples.read_text().count("\n") >= count:

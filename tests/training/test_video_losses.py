@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.video import sample_videos
 from models import lpips_weights, small_autoencoder
-from program import arrays, command, environment, losses, records, train
+from program import arrays, losses, records, started, train, wait_for
 
 from jaxtrain.interop import weights
 
@@ -91,24 +89,12 @@ def test_losses_begin_at_known_values_and_fall(place: Path) -> None:
 
 def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
     """This includes replay, batch norms, the EMA and the discriminator's optimizer."""
-    arguments = command(*LOSSES, "--output-dir", "killed", "--resume", "latest")
-    process = subprocess.Popen(
-        arguments,
-        cwd=place,
-        env=environment(place),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 240
-    while not (place / "killed/checkpoints/4.json").exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    arguments = (*LOSSES, "--output-dir", "killed", "--resume", "latest")
+    process = started(place, *arguments)
+    wait_for((place / "killed/checkpoints/4.json").exists, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    text = train(place, *LOSSES, "--output-dir", "killed", "--resume", "latest")
+    text = train(place, *arguments)
     assert "examples seen" in text
     assert losses(place / "killed") == losses(place / "straight")
     straight, killed = arrays(place / "straight"), arrays(place / "killed")
