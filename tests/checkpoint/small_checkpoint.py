@@ -42,6 +42,15 @@ def write(
     return run / kinds[0] / f"{step}.json"
 
 
+def copy(path: Path, store: CheckpointStore, kinds: Sequence[str] = (CHECKPOINTS,)) -> None:
+    """Copies a checkpoint that :func:`write` has written to a store, such as one of a bucket."""
+    for file in data_of(path).rglob("*"):
+        if file.is_file():
+            name = file.relative_to(path.parent.parent).as_posix()
+            store.place.put(name, file.read_bytes())
+    store.commit(tuple(kinds), int(path.stem), path.read_bytes())
+
+
 def data_of(path: Path) -> Path:
     """Returns the folder with the files of a checkpoint."""
     return folder_of(path)

@@ -31,10 +31,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> 
         files = FILES | {"state/d/0": FILES["state/d/0"] + bytes([step])}
         kinds = ("checkpoints", "best") if step == 2 else ("checkpoints",)
         path = small_checkpoint.write(tmp_path / "source", step, kinds, files=files)
-        for file in small_checkpoint.data_of(path).rglob("*"):
-            if file.is_file():
-                bucket.put(file.relative_to(tmp_path / "source").as_posix(), file)
-        run.store.commit(kinds, step, path.read_bytes())
+        small_checkpoint.copy(path, run.store, kinds)
     monkeypatch.setattr(remote, "Bucket", lambda url: bucket)
     return run
 

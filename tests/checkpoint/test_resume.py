@@ -290,16 +290,12 @@ class Places:
         source = self.directory.with_name("source")
         shutil.rmtree(source, ignore_errors=True)
         files = FILES | {"state/d/0": f"{step} {name}".encode()}
-        small_checkpoint.write(source, step, kinds, files=files, name=name)
+        path = small_checkpoint.write(source, step, kinds, files=files, name=name)
         data = f"data/{step}-{name}"
         if "disk" in where:
             small_checkpoint.write(self.directory, step, kinds, files=files, name=name)
         if "bucket" in where:
-            for path in (source / data).rglob("*"):
-                if path.is_file():
-                    self.copy.bucket.put(path.relative_to(source).as_posix(), path)
-            content = (source / pointer.name_of(kinds[0], step)).read_bytes()
-            self.copy.store.commit(kinds, step, content)
+            small_checkpoint.copy(path, self.copy.store, kinds)
         if "disk" in where and "bucket" in where:
             remote.note(self.directory, self.copy.bucket.url, [data])
         return data
