@@ -90,7 +90,7 @@ def eats_memory() -> int:
 
 
 def acts() -> int:
-    """Does everything after which a process can go on, so that one process is enough."""
+    """Does everything that does not end a process, so that one process is enough."""
     for act in ACTS:
         act()
     return 0
