@@ -1,7 +1,7 @@
 """Predicts how many examples per second a host can load: cores x rate per core.
 
-The rates were measured (benchmarks/LOG.md, "Input" and "Text input"), on two machines where two are
-given; ``plan --rate-per-core`` replaces them, for example by what ``doctor`` measured.
+The rates were measured (benchmarks/LOG.md, "Video input" and "Text input"), on two machines where
+two are given; ``plan --rate-per-core`` replaces them, for example by what ``doctor`` measured.
 """
 
 import dataclasses
