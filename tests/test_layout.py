@@ -157,6 +157,15 @@ def test_imports_go_down_the_order(checkout: Path) -> None:
     assert cycle(direct_imports(files, top_level=True)) == []
 
 
+def test_a_folder_has_at_most_twenty_modules(checkout: Path) -> None:
+    folders = {path.parent for path in modules(checkout).values()}
+    for folder in folders:
+        names = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+        assert len(names) <= 20, (
+            f"{folder}: {len(names)} modules; put those of one subject together"
+        )
+
+
 def test_every_imported_package_is_declared_and_used(checkout: Path) -> None:
     """Only what a function or the file of a tracker imports may come from an extra."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]

@@ -34,9 +34,9 @@ from jaxtrain.optim.build import warmup_steps
 from jaxtrain.sharding import make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
-from jaxtrain.training import model_check, preflight, run_directory, run_summary
-from jaxtrain.training.canaries import Canaries
-from jaxtrain.training.diagnosis import out_of_memory, profiler, replay
+from jaxtrain.training import preflight, run_directory, run_summary
+from jaxtrain.training.diagnosis import model_check, out_of_memory, profiler, replay
+from jaxtrain.training.diagnosis.canaries import Canaries
 from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.mirror import Mirror

@@ -1,1 +1,1 @@
-"""What finds out why a run is wrong, slow, or out of memory."""
+"""What finds out why a run, or a model of your own, is wrong, slow, or out of memory."""

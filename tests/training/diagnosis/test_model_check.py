@@ -18,7 +18,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import from_file
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import attention
-from jaxtrain.training import model_check
+from jaxtrain.training.diagnosis import model_check
 
 Result = Callable[[jax.Array, jax.Array], Any]
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.ops import token_frequencies
-from jaxtrain.training.canaries import Canaries
+from jaxtrain.training.diagnosis.canaries import Canaries
 from jaxtrain.training.validation import Validation
 
 TOTAL = 1000
