@@ -5,7 +5,8 @@
 ``benchmarks/studies/NAME/questions.toml`` has the questions: what is asked, side a, and side b or
 the change, as `compare` takes them. After each, the answer is written to ``answers.json`` beside
 it, with the command; a question with an answer is not asked again. To continue after a stop,
-repeat the command: all comparisons share the runs in ``FOLDER/runs``.
+repeat the command: all comparisons share the runs in ``FOLDER/runs``. Programs that run beside each
+other must ask different questions (``--only``).
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from jaxtrain.storage.atomic import write_whole
 
 STUDIES = Path(__file__).resolve().parent / "studies"
 ANSWERS = "answers.json"
@@ -37,6 +40,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="of runs and reports")
     parser.add_argument("--only", default="", help="questions that contain this text")
     flags, fields = parser.parse_known_args()
+    for number, field in enumerate(fields[:-1]):
+        if re.fullmatch(r"--data\.(val_)?path", field):  # `compare` runs in the study's folder
+            fields[number + 1] = os.path.abspath(os.path.expanduser(fields[number + 1]))
     # Ctrl-C is for `compare`, which stops its runs, so that they resume later.
     signal.signal(signal.SIGINT, lambda *_: None)
     study = STUDIES / flags.name
@@ -56,9 +62,10 @@ def main() -> int:
         if ran.returncode:
             return ran.returncode
         answer = _answer(shlex.join(command), json.loads((folder / "compare.json").read_text()))
+        answer["at"] = question.get("at", "steps")
         answers = _answers(study) | {name: answer}  # read again: another study.py may run beside
         in_order = {asked: answers[asked] for asked in questions if asked in answers}
-        (study / ANSWERS).write_text(json.dumps(in_order, indent=1) + "\n")
+        write_whole(study / ANSWERS, (json.dumps(in_order, indent=1) + "\n").encode())
     return 0
 
 

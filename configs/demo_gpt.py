@@ -2,8 +2,8 @@
 
 Trains on the documentation of Python's standard library; set `--data.path` to use your own text.
 
-Guide: docs/tutorials/first-run.md, then docs/guides/gpt.md. A specialist would use more text and a
-larger `model.depth`.
+Guide: docs/tutorials/first-run.md, then docs/guides/gpt.md. A specialist would use more text, and a
+larger `model.depth` and `model.width`.
 
     python -m jaxtrain.main --config demo_gpt
 """

@@ -95,7 +95,8 @@ def config_fields() -> str:
     from jaxtrain.config import help as config_help
 
     seen: dict[tuple[str, type[object]], config_help.Section] = {}
-    for name in ("h100_1", "demo_mlm", "ettin_150m_h100_8", "demo_gpt", "a6000_medium"):
+    names = ("h100_1", "wan2_2_decoder_h100_1", "demo_mlm", "ettin_150m_h100_8", "demo_gpt")
+    for name in (*names, "a6000_medium"):
         for one in config_help.sections(config.named(name)):
             seen.setdefault((one.name, one.kind), one._replace(value=None))
     parts = []
@@ -119,6 +120,7 @@ def config_fields() -> str:
 # Which of several classes of the same section a heading is about.
 _OWNERS = {
     "jaxtrain.models.video_ae.config": "video autoencoder",
+    "jaxtrain.models.wan_vae": "Wan's autoencoder",
     "jaxtrain.models.mlm": "masked LM",
     "jaxtrain.models.modern_bert": "ModernBERT",
     "jaxtrain.models.gpt": "GPT",
@@ -213,7 +215,10 @@ def study(name: str) -> str:
     """The answers of a study of `benchmarks/study.py`."""
     answers = DOCS.parent / "benchmarks" / "studies" / name / "answers.json"
     return table(
-        ("change", "difference (95% at every look)", "relative", "verdict", "pairs", "hours"),
+        (
+            *("change", "metric", "at equal", "difference (95% at every look)", "relative"),
+            *("verdict", "pairs", "hours"),
+        ),
         (
             (change, *_study_row(answer))
             for change, answer in json.loads(answers.read_text()).items()
@@ -228,6 +233,8 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
     )
     baseline = sum(pair["a"] for pair in pairs) / len(pairs)
     return (
+        f"`{answer['metric']}`",
+        answer["at"],
         f"{difference['mean']:+.3f} ({low} to {high})",
         f"{100 * difference['mean'] / baseline:+.1f}%",
         answer["verdict"],

@@ -288,7 +288,7 @@ def folder_of(path: Path) -> Path:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Returns the ``meta`` argument of :meth:`Checkpoints.save` for this checkpoint.
+    """Returns the ``meta`` argument of :meth:`CheckpointSaver.save` for this checkpoint.
 
     Raises:
         InputError: it is not a complete checkpoint.

@@ -376,7 +376,7 @@ def trained_checkpoint(source: Path) -> Path:
 
 
 def likely_checkpoints(source: Path) -> Iterator[Path]:
-    """Yields the complete checkpoints that :func:`trained_checkpoint` tries first; reads none."""
+    """Yields the complete checkpoints that :func:`trained_checkpoint` tries first, unverified."""
     named = pointer.find(source)
     if named is not None and pointer.is_complete(named):
         yield named

@@ -119,6 +119,11 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
     folder = flags.format == "hf"
     if flags.push is not None and flags.format is None:
         folder = loaded.model.has_folder
+    if flags.push is not None and not folder and loaded.model.task in ("generate", "fill"):
+        raise InputError(
+            f"{loaded.source}: --push uploads a language model as a folder for transformers, which "
+            f"has no such model as this {name}: export a weights file instead, without --push"
+        )
     if not _can_write(loaded.model, folder=folder):
         able = [
             name for name, kind in from_file.configs() if _can_write(kind.tiny(), folder=folder)

@@ -104,7 +104,7 @@ def encoded_frames(frames: int) -> int:
     return 1 + TIME_FACTOR * (latent_frames(frames) - 1)
 
 
-def _frozen(*shape: int, theirs: tuple[int, ...] | None) -> FromFile | nnx.Param[jax.Array]:
+def _from_file(*shape: int, theirs: tuple[int, ...] | None) -> FromFile | nnx.Param[jax.Array]:
     """Returns zeros; `theirs` is the shape in diffusers, or None for no array of a weights file.
 
     :func:`start` makes a parameter of it.
@@ -131,10 +131,10 @@ class Conv(nnx.Module):
     def __init__(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> None:
         *time, rows, columns = taps
         self.frames = time[0] if time else 1
-        self.kernel = _frozen(
+        self.kernel = _from_file(
             rows, columns, self.frames * inputs, outputs, theirs=(outputs, inputs, *taps)
         )
-        self.bias = _frozen(outputs, theirs=(outputs,))
+        self.bias = _from_file(outputs, theirs=(outputs,))
 
     def __call__(self, x_BTHWC: jax.Array, stride: int = 1) -> jax.Array:
         """Convolves frames that are already stacked (:func:`_stacked`).
@@ -186,7 +186,7 @@ class Norm(nnx.Module):
     """
 
     def __init__(self, channels: int, ones: int = 3) -> None:
-        self.gamma = _frozen(channels, theirs=(channels,) + (1,) * ones)
+        self.gamma = _from_file(channels, theirs=(channels,) + (1,) * ones)
 
     def __call__(self, x_BTHWC: jax.Array, activate: bool = True) -> jax.Array:
         """Normalizes, and applies SiLU; float32 inside."""
@@ -448,7 +448,7 @@ class WanVae(nnx.Module):
         self.patch_size = sizes.patch_size
         self.encoder = Encoder(sizes)
         self.decoder = Decoder(sizes) if decodes else None
-        self.latents_mean = _frozen(sizes.latent_channels, theirs=None)
+        self.latents_mean = _from_file(sizes.latent_channels, theirs=None)
         self.latents_std = FromFile(jnp.ones(sizes.latent_channels), theirs=None)
 
     def encode(

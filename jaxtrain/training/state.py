@@ -254,7 +254,7 @@ def with_values(
 
 
 def saved_part(state: State, file_weights: Collection[str]) -> State:
-    """Returns what a checkpoint stores of a state: all but the weights that files have.
+    """Returns what a checkpoint stores of a state: all but the weights read from files.
 
     Args:
         state: the state, or its shapes.

@@ -17,8 +17,8 @@ from models.small_params import random_params, write_run
 from jaxtrain import main, versions
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video
-from jaxtrain.interop import weights
-from jaxtrain.models import mlm, video_ae
+from jaxtrain.interop import hub, weights
+from jaxtrain.models import gpt, mlm, video_ae
 
 FIXTURES = {
     "taehv_base": (
@@ -304,3 +304,15 @@ def test_comfyui_takes_a_safetensors_file_of_a_video_autoencoder(
         assert run("export", source, target, "--format", "comfyui") == 2
         assert words in capsys.readouterr().err
         assert not Path(target).exists()
+
+
+def test_a_language_model_without_a_folder_is_not_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A weights file alone lacks the tokenizer, so it could not be used from the Hub."""
+    monkeypatch.setattr(hub, "check_login", lambda repository: None)
+    model = gpt.Config.of_2026(vocab_size=32, sequence_length=8, depth=2, width=32, heads=2)
+    source = write_run(tmp_path / "run", model, 3, random_params(model))
+    assert run("export", source, "--push", "me/gpt") == 2
+    assert "--push uploads a language model as a folder" in capsys.readouterr().err
+    assert run("export", source, tmp_path / "gpt.safetensors") == 0

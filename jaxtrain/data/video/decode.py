@@ -267,7 +267,8 @@ def _read_from(
     # is; decoding one more frame takes 4% longer (MPEG-4, a keyframe every 8 frames).
     to_decode: list[av.Packet | None] = [*packets[: last + 2], None]
     # After an entry that is not a keyframe (gradual refresh), the H.264 decoder outputs no frame
-    # until it has recovered, but may believe so too early: frame numbers repeat, every 16 frames.
+    # until it has recovered. It may take itself for recovered too early, because frame numbers
+    # repeat every 16 frames.
     drops_entry = stream.codec_context.name == "h264"
     reached = start is None
     previous: int | None = None

@@ -142,7 +142,7 @@ class Canaries:
             better = metrics.describe(name, metrics.table(metrics.added_by(self._run.model))).better
             if (value < baseline) if better == "max" else (value > baseline):
                 self._warn(
-                    "constant",
+                    "baseline",
                     f"{name} is {value:.4g} after {done} steps: worse than {baseline:.4g}, the "
                     "value of the best answer that ignores the input. This run has learned nothing "
                     "yet: check its data, rate, and losses",

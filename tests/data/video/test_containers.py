@@ -92,6 +92,17 @@ def test_clips_are_the_frames_in_order(tmp_path: Path, suffix: str, codec: str) 
     assert check(path).fps == pytest.approx(25, rel=1e-3)
 
 
+def test_a_clip_is_decoded_from_the_keyframe_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from the start of the file, which gives the same frames, but takes ever longer."""
+    path = sample.write(tmp_path / "a.mp4", sample.busy(FRAMES), **B_FRAMES["h264"])
+    starts = decode._starts
+    assert len(packets.scan(str(path)).keyframes) > 2
+    monkeypatch.setattr(decode, "_starts", lambda info, number: starts(info, number)[:1])
+    check(path)
+
+
 def part(path: Path, numbers: range, clock: int, *, b_frames: int) -> Path:
     """Writes numbered frames at 25 fps, whose clock starts at a number of ticks of 1/90,000 s."""
     images = [sample.numbered(number) for number in numbers]
