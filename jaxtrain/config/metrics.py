@@ -100,7 +100,7 @@ METRICS = {
     ),
     "reconstruction_loss": _quality(
         "min",
-        "squared error, before the other losses are added",
+        "squared or absolute error, before the other losses are added",
         groups=("training",),
         models=_VIDEO,
     ),

@@ -1,4 +1,4 @@
-"""Config sections of the losses beside the squared error.
+"""Config sections of the losses beside the error of colors.
 
 A section is None if its loss is off, so that no loss has a weight without its inputs.
 """

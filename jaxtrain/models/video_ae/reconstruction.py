@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +49,10 @@ class ReconstructionConfig(ModelConfig):
     latent_channels: Channels = 16
     """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""
     reconstruction_weight: bounds.Positive = 20.0
-    """Weight of the mean squared error of a clip, with colors from 0 to 1. As the only loss, its
-    weight changes only gradient clipping: AdamW's steps do not depend on the scale of a loss."""
+    """Weight of the mean error of a clip, with colors from 0 to 1. As the only loss, its weight
+    changes only gradient clipping: AdamW's steps do not depend on the scale of a loss."""
+    reconstruction_error: Literal["squared", "absolute"] = "squared"
+    """Error of a color: squared, which PSNR measures, or absolute."""
     perceptual: Perceptual | None = None
     """The LPIPS loss and metric; None turns it off."""
     adversary: Adversary | None = None
@@ -197,6 +199,7 @@ class Reconstruction(Model):
         self.timing = config.timing
         self.space_factor = config.space_factor
         self.reconstruction_weight = config.reconstruction_weight
+        self.reconstruction_error = config.reconstruction_error
         self.lpips = None if config.perceptual is None else lpips.Lpips()
         self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
         self.adversary = _adversary(config, rngs)
@@ -298,7 +301,8 @@ class Reconstruction(Model):
         self, seen: "_Seen", weight_B: jax.Array, weight: jax.Array
     ) -> tuple[jax.Array, Sums]:
         """Returns the weighted sum of the losses without randomness, and each loss."""
-        error = (jnp.square(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
+        error_of = jnp.square if self.reconstruction_error == "squared" else jnp.abs
+        error = (error_of(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
         total = self.reconstruction_weight * error
         metrics: Sums = {"reconstruction_loss": (error, weight)}
         if self.teacher is not None:
