@@ -67,14 +67,14 @@ class Save:
         kinds: ``checkpoints``, ``best``, or both.
         data: folder of its files in the run directory, such as ``data/12-0123456789ab``.
         content: its pointer; with a disk for each process, one that lists this process's files.
-        agreed: see :class:`CheckpointSaver`.
+        last_equal: see :class:`CheckpointSaver`.
     """
 
     step: int
     kinds: tuple[str, ...]
     data: str
     content: bytes
-    agreed: int | None = None
+    last_equal: int | None = None
 
 
 class Copy(Protocol):
@@ -110,8 +110,8 @@ class CheckpointSaver:
         resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
     Attributes:
-        agreed: the last step whose replay gave the same result; its checkpoint, or the one before
-            it, is kept. None if steps are not replayed.
+        last_equal: the last step whose replay gave the same result; its checkpoint, or the one
+            before it, is kept. None if steps are not replayed.
 
     Raises:
         InputError: ``run_dir`` cannot be created or read.
@@ -143,7 +143,7 @@ class CheckpointSaver:
         self._own_disk, self._copy = own_disk, copy
         self._owns_folders = own_disk or jax.process_index() == 0
         self._store = CheckpointStore(Folder(self._run_dir), say)
-        self.agreed: int | None = None
+        self.last_equal: int | None = None
         self._data_fd: int | None = None
         self._last_saved: Save | None = None
         self._last_saved_key: tuple[int, int] | None = None  # step and examples seen
@@ -338,7 +338,7 @@ class CheckpointSaver:
         failure = self._votes.agree("written", failure)
         if self._owns_folders and not failure:
             try:
-                save = dataclasses.replace(save, content=describe(), agreed=self.agreed)
+                save = dataclasses.replace(save, content=describe(), last_equal=self.last_equal)
                 if not self._own_disk:
                     self._commit(save)
             except Exception as error:
@@ -420,7 +420,7 @@ class CheckpointSaver:
             if self._own_disk:  # the copy completes checkpoints, and writes their pointers
                 self._store = CheckpointStore(self._store.place, self._say)
             else:
-                self._store.retain(self._keep, self._every, self.agreed)
+                self._store.retain(self._keep, self._every, self.last_equal)
             self._collect()
         except OSError as error:
             self._say(

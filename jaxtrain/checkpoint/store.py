@@ -270,21 +270,21 @@ class CheckpointStore:
         if any(later > step for later in self.steps(CHECKPOINTS)):
             self.set_aside_after(step, SUPERSEDED)
 
-    def retain(self, keep: int, every: int, agreed: int | None = None) -> None:
+    def retain(self, keep: int, every: int, last_equal: int | None = None) -> None:
         """Deletes old pointers.
 
         These stay: the newest ``keep``; the newest at a multiple of ``every``, so that a rollback
-        does not depend on when a run was stopped; the newest up to the step ``agreed``, to which
-        a run returns if a device computes wrong results later; and the newest in ``best/``.
+        does not depend on when a run was stopped; the newest up to the step ``last_equal``, to
+        which a run returns if a device computes wrong results later; and the newest in ``best/``.
 
         Args:
             keep: number of checkpoints to keep.
             every: steps between checkpoints.
-            agreed: the last step whose replay gave the same result, if steps are replayed.
+            last_equal: the last step whose replay gave the same result, if steps are replayed.
         """
         steps = self.steps(CHECKPOINTS)
         at_cadence = [step for step in steps if step % every == 0][-1:]
-        sound = [step for step in steps if agreed is not None and step <= agreed][-1:]
+        sound = [step for step in steps if last_equal is not None and step <= last_equal][-1:]
         for step in set(steps[:-keep]).difference(at_cadence, sound):
             self.delete(CHECKPOINTS, step)
         for step in self.steps(BEST)[:-1]:

@@ -79,8 +79,8 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
         return
     # The same in all processes, unless each writes on a disk of its own.
     own_folder = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
-    agreed = Path(subject.store.gather("checkpoint folder", str(own_folder), ANSWER_S)[0])
-    folder = agreed if subject.url is None else own_folder
+    main_folder = Path(subject.store.gather("checkpoint folder", str(own_folder), ANSWER_S)[0])
+    folder = main_folder if subject.url is None else own_folder
     subject.scratch(folder)  # before it exists: this process may be ended at any time
     try:
         folder.mkdir(exist_ok=True)

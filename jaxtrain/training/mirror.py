@@ -360,13 +360,13 @@ class Mirror:
             return pointer.is_complete(self.directory / pointer.name_of(BEST, step))
         return step in self._remote.store.steps(BEST)
 
-    def start(self, keep: int, every: int, agreed: int | None, resumed: int | None) -> None:
+    def start(self, keep: int, every: int, last_equal: int | None, resumed: int | None) -> None:
         """Begins to copy, in a thread: first what an earlier start of the run left on disk.
 
         Args:
             keep: ``checkpoint.keep``.
             every: ``checkpoint.every``.
-            agreed: the last step whose replay gave the same result, if steps are replayed.
+            last_equal: the last step whose replay gave the same result, if steps are replayed.
             resumed: the step that the run continues from, if it is in its directory.
 
         Raises:
@@ -383,7 +383,7 @@ class Mirror:
             if self.own_disk:  # each start fetches a complete checkpoint
                 _tried(lambda: self._remote.forget(self.directory))
             else:
-                self._work = self._left_before(agreed)
+                self._work = self._left_before(last_equal)
         except OSError as error:
             raise disk_trouble(
                 error, f"{self.directory} cannot be read or written", "choose another --output-dir"
@@ -502,7 +502,7 @@ class Mirror:
                 self._sync_files()
         self._lease.release()
 
-    def _left_before(self, agreed: int | None) -> list[Save]:
+    def _left_before(self, last_equal: int | None) -> list[Save]:
         """Returns the newest checkpoint and the best one on disk, unless the bucket has them."""
         disk = CheckpointStore(Folder(self.directory))
         saves: dict[str, Save] = {}
@@ -516,7 +516,9 @@ class Mirror:
                             *(saves[described.data].kinds if described.data in saves else ()),
                             kind,
                         )
-                        saves[described.data] = Save(step, kinds, described.data, content, agreed)
+                        saves[described.data] = Save(
+                            step, kinds, described.data, content, last_equal
+                        )
         return list(saves.values())
 
     def _take_missed(self) -> None:
@@ -650,7 +652,7 @@ class Mirror:
                 return
             store = self._remote.store
             store.commit(save.kinds, save.step, described.to_json())
-            store.retain(self._keep, self._every, save.agreed)
+            store.retain(self._keep, self._every, save.last_equal)
             store.collect(self.using())
             if self.own_disk:  # a launcher looks there for progress
                 disk = CheckpointStore(Folder(self.directory))

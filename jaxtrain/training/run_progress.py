@@ -1,9 +1,9 @@
 """``progress.json`` of a run directory: what a resume needs, but is not part of the state.
 
 It lists the validations so far, from which the best one and the patience follow, and the last step
-whose replay agreed (``loop.replay_every``). A checkpoint does not contain them: a validation after
-a save would otherwise change the checkpoint. A resume counts what belongs to its position, so the
-file may be newer than the checkpoint.
+whose replay had the same result (``loop.replay_every``). A checkpoint does not contain them: a
+validation after a save would otherwise change the checkpoint. A resume counts what belongs to its
+position, so the file may be newer than the checkpoint.
 """
 
 import dataclasses
@@ -83,10 +83,10 @@ class RunProgress:
         directory: of the run.
         criterion: how this run compares validations.
         validations: so far.
-        agreed: the last step whose replay agreed; None if steps are not replayed.
+        last_equal: the last step whose replay had the same result; None if steps are not replayed.
 
     Attributes:
-        agreed: see above.
+        last_equal: see above.
         unmet_gate: the gate of ``loop.gates`` that ended the run; None if none did.
         evaluation_due: whether the state was not validated although it should be, because a stop
             interrupted its validation: a resumed run begins with it.
@@ -97,12 +97,12 @@ class RunProgress:
         directory: Path,
         criterion: Criterion,
         validations: Iterable[Validated] = (),
-        agreed: int | None = None,
+        last_equal: int | None = None,
     ) -> None:
         self._path = directory / NAME
         self._criterion = criterion
         self._validations = list(validations)
-        self.agreed = agreed
+        self.last_equal = last_equal
         self.unmet_gate: str | None = None
         self.evaluation_due = False
 
@@ -150,12 +150,12 @@ class RunProgress:
             Validated(**entry | {"criterion": Criterion(**entry["criterion"])})
             for entry in stored.get("validations", ())
         ]
-        agreed = stored.get("agreed")
+        last_equal = stored.get("last_equal")
         progress = cls(
             directory,
             criterion,
             [entry for entry in validations if entry.seen <= position.seen],
-            None if agreed is None else min(agreed, position.done),
+            None if last_equal is None else min(last_equal, position.done),
         )
         progress.unmet_gate = stored.get("unmet_gate")
         return progress
@@ -167,7 +167,7 @@ class RunProgress:
             OSError: it is as before.
         """
         content = {
-            "agreed": self.agreed,
+            "last_equal": self.last_equal,
             "unmet_gate": self.unmet_gate,
             "validations": [dataclasses.asdict(entry) for entry in self._validations],
         }

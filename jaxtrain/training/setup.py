@@ -646,7 +646,7 @@ def _start_copy(
 ) -> None:
     settings = built.run.checkpoint
     resumed = directory.position.done if directory.resumes else None
-    mirror.start(settings.keep, settings.every, run_progress.agreed, resumed)
+    mirror.start(settings.keep, settings.every, run_progress.last_equal, resumed)
 
 
 def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
@@ -699,7 +699,7 @@ def replayed(
 ) -> replay.Replay | None:
     """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
     if setup.run.loop.replay_every is None:
-        run_progress.agreed = None
+        run_progress.last_equal = None
         return None
     devices = replay.described(setup.rule.mesh)
     return replay.Replay(

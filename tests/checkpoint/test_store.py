@@ -122,12 +122,12 @@ def test_the_newest_and_the_newest_at_the_cadence_stay(
     assert left == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
 
 
-def test_the_newest_whose_replay_agreed_stays(store: CheckpointStore, tmp_path: Path) -> None:
+def test_the_newest_whose_replay_was_equal_stays(store: CheckpointStore, tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         save(store, tmp_path, step)
-        store.retain(1, 10, agreed=25)
+        store.retain(1, 10, last_equal=25)
     assert store.steps() == [20, 40]
-    store.retain(1, 10, agreed=50)
+    store.retain(1, 10, last_equal=50)
     assert store.steps() == [40]
 
 

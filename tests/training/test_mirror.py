@@ -538,7 +538,7 @@ def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) 
 def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin(keep=3)
     assert first.checkpoints is not None
-    first.checkpoints.agreed = 2
+    first.checkpoints.last_equal = 2
     first.upload(2, 4, 6, kinds=BOTH)
     first.checkpoints.suspect_after(2, "step 7 was wrong")
     assert first.mirror.suspect_after(2, "step 7 was wrong") == ""

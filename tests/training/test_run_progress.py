@@ -80,12 +80,12 @@ def test_other_validations_do_not_count(tmp_path: Path) -> None:
     assert best_of(back) == (20, 0)
 
 
-def test_the_last_agreed_step_is_not_after_the_position(tmp_path: Path) -> None:
+def test_the_last_equal_step_is_not_after_the_position(tmp_path: Path) -> None:
     progress = recorded(tmp_path, 20)
-    progress.agreed = 12
+    progress.last_equal = 12
     progress.write()
-    assert RunProgress.read(tmp_path, PSNR, at(15)).agreed == 12
-    assert RunProgress.read(tmp_path, PSNR, at(10)).agreed == 10
+    assert RunProgress.read(tmp_path, PSNR, at(15)).last_equal == 12
+    assert RunProgress.read(tmp_path, PSNR, at(10)).last_equal == 10
 
 
 def test_a_missing_or_damaged_file_means_that_nothing_is_known(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Replay:
         step: compiled.
         devices: a description of each device, in the order of the mesh.
         checkpoints: of the run.
-        run_progress: of the run; its ``agreed`` is the last step whose results were equal.
+        run_progress: of the run; its ``last_equal`` is the last step whose results were equal.
         done: completed steps at the start. The state there counts as right, unless an earlier
             start was sure of fewer steps.
         await_save: waits until a save in the background is complete.
@@ -129,7 +129,9 @@ class Replay:
         self._step, self._devices = step, devices
         self._checkpoints, self._run_progress = checkpoints, run_progress
         self._await_save, self._say, self._mirror = await_save, say, mirror
-        self._agreed = done if run_progress.agreed is None else min(done, run_progress.agreed)
+        self._last_equal = (
+            done if run_progress.last_equal is None else min(done, run_progress.last_equal)
+        )
         self._record()
 
     def __call__(self, done: int, state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -143,17 +145,17 @@ class Replay:
         following, metrics, difference = twice(self._step, state, batch)
         if difference is not None:
             self._reject(done + 1, difference)
-        self._agreed = int(following.step)  # not done + 1 if the step was bad
+        self._last_equal = int(following.step)  # not done + 1 if the step was bad
         self._record()
         return following, metrics
 
     def rewound(self, back_to: Position) -> None:
         """The run continues from an earlier checkpoint."""
-        self._agreed = min(self._agreed, back_to.done)
+        self._last_equal = min(self._last_equal, back_to.done)
         self._record()
 
     def _record(self) -> None:
-        self._checkpoints.agreed = self._run_progress.agreed = self._agreed
+        self._checkpoints.last_equal = self._run_progress.last_equal = self._last_equal
         try:
             self._run_progress.write()
         except OSError as error:  # an earlier step stays recorded
@@ -177,20 +179,20 @@ class Replay:
         """Moves the checkpoints since the last agreement, on disk and in the bucket; process 0."""
         problem = ""
         try:
-            self._checkpoints.suspect_after(self._agreed, why)
+            self._checkpoints.suspect_after(self._last_equal, why)
         except OSError as error:
             problem = reason(error)
         if self._mirror is not None:
-            problem = self._mirror.suspect_after(self._agreed, why) or problem
+            problem = self._mirror.suspect_after(self._last_equal, why) or problem
         if problem:
             raise InputError(
-                f"{why}; a checkpoint after step {self._agreed}, the last one computed twice with "
-                f"equal results, cannot be moved to {SUSPECT}/ ({problem}): delete the checkpoints "
-                "after that step before you resume"
+                f"{why}; a checkpoint after step {self._last_equal}, the last one computed twice "
+                f"with equal results, cannot be moved to {SUSPECT}/ ({problem}): delete the "
+                "checkpoints after that step before you resume"
             )
         return (
-            f", and the checkpoints after step {self._agreed}, the last one computed twice with "
-            f"equal results, are in {SUSPECT}/: resume with --resume latest"
+            f", and the checkpoints after step {self._last_equal}, the last one computed twice "
+            f"with equal results, are in {SUSPECT}/: resume with --resume latest"
         )
 
 

@@ -117,7 +117,7 @@ class Saved:
     """The checkpoints of a run on a disk."""
 
     def __init__(self, run: Path) -> None:
-        self.agreed: int | None = None
+        self.last_equal: int | None = None
         self.run = run
 
     def suspect_after(self, step: int, why: str) -> None:
@@ -148,7 +148,7 @@ def replays(
 
 
 def recorded(run: Path, done: int = 1000) -> int | None:
-    return RunProgress.read(run, CRITERION, Position(done, seen=done)).agreed
+    return RunProgress.read(run, CRITERION, Position(done, seen=done)).last_equal
 
 
 def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
     first, saved = replays(tmp_path, Stepping([1, 2], [1, 2]), done=0)
     following, _ = first(3, at(3), {})
     assert following.w.tolist() == [1, 2]  # type: ignore[attr-defined]
-    assert saved.agreed == recorded(tmp_path) == 4
+    assert saved.last_equal == recorded(tmp_path) == 4
     # A later start remembers it, and waits for a save in the background.
     again, saved = replays(
         tmp_path,
@@ -166,7 +166,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
         done=6,
         await_save=lambda: small_checkpoint.write(tmp_path, 7),
     )
-    assert saved.agreed == 4
+    assert saved.last_equal == 4
     with pytest.raises(RunAgain) as caught:
         again(7, at(7), {})
     message = str(caught.value)
@@ -186,7 +186,7 @@ def test_after_a_bad_step_the_state_before_it_is_right(tmp_path: Path) -> None:
     """A checkpoint of the number of steps that the loop expected does not exist yet."""
     one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], bad=True))
     one(3, at(3), {})
-    assert saved.agreed == recorded(tmp_path) == 3
+    assert saved.last_equal == recorded(tmp_path) == 3
 
 
 def test_no_launcher_resumes_from_a_checkpoint_that_cannot_be_moved(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_after_a_rollback_later_steps_no_longer_count(tmp_path: Path) -> None:
     one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
     one(3, at(3), {})
     one.rewound(Position(done=2))
-    assert saved.agreed == recorded(tmp_path) == 2  # nor for a start after that
+    assert saved.last_equal == recorded(tmp_path) == 2  # nor for a start after that
     with pytest.raises(
         RunAgain, match=r"state\.w on 2 devices, so it is unknown which one is wrong;"
     ):
