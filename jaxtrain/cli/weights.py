@@ -203,7 +203,7 @@ def import_from(flags: commands.Import) -> int:
         InputError: wrong use, or weights of an unknown model.
     """
     flags = dataclasses.replace(flags, source=hub.local(flags.source))
-    if huggingface.is_one(flags.source):
+    if huggingface.is_model_folder(flags.source):
         return _import_folder(flags)
     if flags.target.suffix != tensor_files.SAFETENSORS:
         raise InputError(

@@ -92,7 +92,7 @@ class Task:
         chosen = random.Random(_SHOWN_SEED + index).sample(range(others), self.shots)
         shown = "".join(self.examples[i + (i >= index)].shown(self.delimiter) for i in chosen)
         begun = [f"{shown}{context}{self.delimiter}" for context in example.contexts]
-        return [one + end for one in begun for end in example.continuations], begun[0].strip()
+        return [prompt + end for prompt in begun for end in example.continuations], begun[0].strip()
 
     def continuations(self, index: int, model: CausalModel) -> list[Continuation]:
         """Returns the tokens of each prompt; what is common to all prompts is not scored.
@@ -103,23 +103,23 @@ class Task:
         tokens = [model.document(text) for text in texts]
         least = min(map(len, tokens))
         if self.kind == _SCHEMA:
-            common = _common([one[::-1] for one in tokens])
-            starts = [len(one) - max(common, 1) for one in tokens]
+            common = _common([ids[::-1] for ids in tokens])
+            starts = [len(ids) - max(common, 1) for ids in tokens]
         else:
             prefixes = [model.document(begun)] if self.kind == _LANGUAGE_MODELING else []
             starts = [min(_common([*tokens, *prefixes]), least - 1)] * len(tokens)
         # The beginning of a prompt that is too long is cut off.
-        cut = [max(0, len(one) - model.longest) for one in tokens]
-        for one, start, less in zip(tokens, starts, cut, strict=True):
+        cut = [max(0, len(ids) - model.longest) for ids in tokens]
+        for ids, start, less in zip(tokens, starts, cut, strict=True):
             if start <= less:
                 raise InputError(
                     f"{self.file}, line {self.examples[index].line}: the continuation has "
-                    f"{len(one) - start} tokens, which do not fit into the context window of "
+                    f"{len(ids) - start} tokens, which do not fit into the context window of "
                     f"{model.longest}: use a model with longer sequences, or remove the line"
                 )
         return [
-            Continuation(one[less:], start - less)
-            for one, start, less in zip(tokens, starts, cut, strict=True)
+            Continuation(ids[less:], start - less)
+            for ids, start, less in zip(tokens, starts, cut, strict=True)
         ]
 
     def is_right(self, index: int, losses: np.ndarray, most_likely: np.ndarray) -> bool:
@@ -188,8 +188,8 @@ def score(
         for first in range(0, len(task.examples), _GROUP):
             indices = range(len(task.examples))[first : first + _GROUP]
             prompts = [task.continuations(index, model) for index in indices]
-            flat = [one for several in prompts for one in several]
-            cut += sum(int(one.tokens[0]) != model.begin for one in flat)
+            flat = [prompt for several in prompts for prompt in several]
+            cut += sum(int(prompt.tokens[0]) != model.begin for prompt in flat)
             losses, most_likely = model.predict(flat, rows)
             begin = 0
             for index, several in zip(indices, prompts, strict=True):
@@ -280,7 +280,7 @@ def _baselines(file: Path) -> dict[str, float]:
     for name in (_TASK, _BASELINE):
         if name not in (reader.fieldnames or ()):
             raise InputError(f"{file}: no column {name}: pass the folder eval_bundle")
-    found = {}
+    baselines = {}
     for row in reader:
         try:
             value = float(row[_BASELINE])
@@ -291,8 +291,8 @@ def _baselines(file: Path) -> dict[str, float]:
                 f"{file}, line {reader.line_num}: {_BASELINE} {row[_BASELINE]!r:.60} of "
                 f"{row[_TASK]!r:.60} is not a percentage: write a number from 0 to below 100"
             )
-        found[row[_TASK]] = value / 100
-    return found
+        baselines[row[_TASK]] = value / 100
+    return baselines
 
 
 def _examples(task: Task, most: int | None) -> list[Example]:
@@ -323,7 +323,7 @@ def _example(content: Any, kind: str, number: int, where: str) -> Example:
     def strings(name: str, several: bool) -> tuple[str, ...]:
         value = content.get(name)
         values = value if several and isinstance(value, list) else [value]
-        if not values or any(type(one) not in (str, int, float) for one in values):
+        if not values or any(type(item) not in (str, int, float) for item in values):
             expected = "a list of texts" if several else "a text"
             raise InputError(f"{where}: {name} is {value!r:.60}: write {expected}")
         return tuple(map(str, values))
@@ -357,5 +357,5 @@ def _text(file: Path) -> str:
 def _common(sequences: Sequence[np.ndarray]) -> int:
     """Returns the length of the common beginning."""
     least = min(map(len, sequences))
-    equal = [one[:least] == sequences[0][:least] for one in sequences]
+    equal = [ids[:least] == sequences[0][:least] for ids in sequences]
     return int(np.logical_and.reduce([*equal, np.ones(least, bool)]).cumprod().sum())

@@ -49,7 +49,7 @@ def check(target: Path, model: Any, params: Params, reference: Path | None = Non
             video = _video(model)[:, : model.timing.decoded(2)]
             theirs = _of_diffusers(target, model, video)
             checks.append(_same("diffusers", _frames(model, params, video, theirs), theirs, target))
-    elif huggingface.is_one(target):
+    elif huggingface.is_model_folder(target):
         packages = ("transformers", "torch")
         if all(importlib.util.find_spec(package) for package in packages):
             tokens = _tokens(model)
@@ -137,10 +137,10 @@ def _logits(model: Any, params: Params, tokens: np.ndarray) -> Outputs:
     module = _module(model, params)
     if model.task == "fill":
         positions = np.arange(tokens.shape[1], dtype=np.int32)[None]
-        found = jax.jit(type(module).logits_at)(module, tokens, positions)
+        logits = jax.jit(type(module).logits_at)(module, tokens, positions)
     else:
-        found = jax.jit(type(module).logits)(module, tokens)
-    return {"logits": np.asarray(found)}
+        logits = jax.jit(type(module).logits)(module, tokens)
+    return {"logits": np.asarray(logits)}
 
 
 def _of_transformers(folder: Path, task: str, tokens: np.ndarray) -> Outputs:

@@ -211,7 +211,7 @@ class MaskedModel:
         return row
 
     def _written(self, token: int) -> str:
-        found = self.tokenizer.id_to_token(int(token))
-        if found is None:  # the model has more tokens than the tokenizer
+        text = self.tokenizer.id_to_token(int(token))
+        if text is None:  # the model has more tokens than the tokenizer
             return f"unused id {token}"
-        return self.tokenizer.decode([int(token)]).strip() or str(found)
+        return self.tokenizer.decode([int(token)]).strip() or str(text)

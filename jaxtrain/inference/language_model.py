@@ -125,11 +125,11 @@ class CausalModel:
             count: jax.Array,
             keys_B: jax.Array,
             number: jax.Array,
-            room: int,
+            capacity: int,
             choice: Choice,
         ) -> tuple[jax.Array, Any]:
             module = definition.module(arrays, {})
-            empty = module.cache(tokens_BN.shape[0], room)
+            empty = module.cache(tokens_BN.shape[0], capacity)
             logits_BV, kept = module.decode_step(tokens_BN, count, empty, 0)
             return chosen(logits_BV, choice, keys_B, number), kept
 
@@ -148,21 +148,21 @@ class CausalModel:
 
         how = options.options(jax.default_backend())
         self._read: Callable[..., tuple[jax.Array, Any]] = jax.jit(
-            read, static_argnames=("room", "choice"), compiler_options=how
+            read, static_argnames=("capacity", "choice"), compiler_options=how
         )
         self._follow: Callable[..., tuple[jax.Array, Any]] = jax.jit(
             follow, static_argnames="choice", donate_argnums=1, compiler_options=how
         )
 
         def evaluate(arrays: state.Arrays, batch: attention.Batch) -> attention.Sums:
-            found: attention.Sums = definition.module(arrays, {}).evaluate(batch)
-            return found
+            sums: attention.Sums = definition.module(arrays, {}).evaluate(batch)
+            return sums
 
         self._evaluate: Callable[..., attention.Sums] = jax.jit(evaluate, compiler_options=how)
 
         def predict(arrays: state.Arrays, batch: attention.Batch) -> tuple[jax.Array, jax.Array]:
-            found = definition.module(arrays, {}).predict(batch)
-            return found.cost.sum(1), found.right.sum(1)
+            predictions = definition.module(arrays, {}).predict(batch)
+            return predictions.cost.sum(1), predictions.right.sum(1)
 
         self._predict: Callable[..., tuple[jax.Array, jax.Array]] = jax.jit(
             predict, compiler_options=how
@@ -223,15 +223,21 @@ class CausalModel:
         """
         self._check(tokens, choice, samples, seed)
         keys_B = generation.keys_of_rows(seed, samples)
-        window = [np.full(samples, one, np.int32) for one in prompt]
+        window = [np.full(samples, token, np.int32) for token in prompt]
         most = min(len(prompt) + tokens, self.longest)
-        room, half = padded(most, self.longest), max(1, self.longest // 2)
+        capacity, half = padded(most, self.longest), max(1, self.longest // 2)
 
         def begun(number: int) -> tuple[jax.Array, Any]:
-            tokens_BN = np.zeros((samples, padded(len(window), room)), np.int32)
+            tokens_BN = np.zeros((samples, padded(len(window), capacity)), np.int32)
             tokens_BN[:, : len(window)] = np.stack(window, axis=1)
             return self._read(
-                self._arrays, tokens_BN, len(window), keys_B, number, room=room, choice=choice
+                self._arrays,
+                tokens_BN,
+                len(window),
+                keys_B,
+                number,
+                capacity=capacity,
+                choice=choice,
             )
 
         ids_B, kept = begun(0)
@@ -299,7 +305,7 @@ class CausalModel:
             bool; one per sequence.
         """
         cost, right = (np.zeros(len(continuations)) for _ in range(2))
-        lengths = np.array([len(one.tokens) - 1 for one in continuations])
+        lengths = np.array([len(continuation.tokens) - 1 for continuation in continuations])
         order = np.argsort(lengths, kind="stable")  # batches of similar length need less padding
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
@@ -310,8 +316,8 @@ class CausalModel:
                 batch["tokens"][row, : len(tokens) - 1] = tokens[:-1]
                 batch["targets"][row, start - 1 : len(tokens) - 1] = tokens[start:]
             sums = jax.device_get(self._predict(self._arrays, batch))
-            cost[chosen], right[chosen] = (one[: len(chosen)] for one in sums)
-        counts = lengths + 1 - np.array([one.start for one in continuations])
+            cost[chosen], right[chosen] = (total[: len(chosen)] for total in sums)
+        counts = lengths + 1 - np.array([continuation.start for continuation in continuations])
         return cost / counts, right == counts
 
     def score(
@@ -347,7 +353,7 @@ class CausalModel:
             ids = tokenizer_file.ids(self.tokenizer, text)[:left]
             if not ids:
                 continue
-            sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)
+            sizes = np.array([len(self.bytes_of[token] or b"") for token in ids], np.int32)
             given = np.array([self.begin, *ids], np.int32)
             starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
             windows += [_Window(given, sizes, start) for start in starts]
@@ -374,11 +380,11 @@ class CausalModel:
         """Makes a batch of windows; tokens that an earlier window has scored are not targets."""
         batch = self._empty((rows, self.longest))
         for row, (given, sizes, start) in enumerate(windows):
-            there = min(self.longest, len(sizes) - start)
-            new = slice(self.longest - self._stride if start else 0, there)
-            batch["tokens"][row, :there] = given[start : start + there]
-            batch["targets"][row, new] = given[start + 1 : start + 1 + there][new]
-            batch["target_bytes"][row, new] = sizes[start : start + there][new]
+            count = min(self.longest, len(sizes) - start)
+            new = slice(self.longest - self._stride if start else 0, count)
+            batch["tokens"][row, :count] = given[start : start + count]
+            batch["targets"][row, new] = given[start + 1 : start + 1 + count][new]
+            batch["target_bytes"][row, new] = sizes[start : start + count][new]
         return batch
 
     def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:

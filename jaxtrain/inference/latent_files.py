@@ -140,11 +140,11 @@ def encode(
             yield frame.pixels
             each_frame()
 
-    scale, shift = (np.asarray(one, np.float32) for one in (storage.scale, storage.shift))
+    scale, shift = (np.asarray(value, np.float32) for value in (storage.scale, storage.shift))
     changed = storage.scale != (1.0,) or storage.shift != (0.0,)
     latents = (
-        one * scale + shift if changed else one
-        for one in autoencoding.fetched(model.encoded(pixels()))
+        latent * scale + shift if changed else latent
+        for latent in autoencoding.fetched(model.encoded(pixels()))
     )
     name, markers = _STORED_AS[storage.layout]
     with tensor_stream.writing(target, name, storage.dtype, about, markers) as rows:

@@ -31,7 +31,7 @@ _WRITTEN = {SETTINGS, CARD, ARRAYS, _DIFFUSERS, "tokenizer.json", *transformers_
 _CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
 
 
-def is_one(path: Path) -> bool:
+def is_model_folder(path: Path) -> bool:
     """Whether a path is a folder of a model; the config.json of a run directory is different."""
     if not (path / SETTINGS).is_file():
         return False
@@ -93,8 +93,8 @@ def check_target(folder: Path) -> None:
     Raises:
         InputError: the message has the problem.
     """
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    others = sorted(there - _WRITTEN) if is_one(folder) else sorted(there)
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(names - _WRITTEN) if is_model_folder(folder) else sorted(names)
     if others:
         raise InputError(f"{folder} has other files, such as {others[0]}: choose a new folder")
     if folder.exists() and not folder.is_dir():
@@ -195,6 +195,6 @@ def _special_ids(tokenizer: Any, pad_id: int | None) -> dict[str, int]:
 
     if pad_id is None:
         return dict.fromkeys(("bos", "eos"), specials.begin(tokenizer, "the tokenizer"))
-    found = specials.find(tokenizer, "the tokenizer")
-    specials.check_padding(found, pad_id, "the tokenizer")
-    return {name: getattr(found, name) for name in ("pad", "unk", "cls", "sep", "mask")}
+    special = specials.find(tokenizer, "the tokenizer")
+    specials.check_padding(special, pad_id, "the tokenizer")
+    return {name: getattr(special, name) for name in ("pad", "unk", "cls", "sep", "mask")}

@@ -195,18 +195,18 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     """Describes the validation of a checkpoint, which the run has recorded."""
     path = pointer.find(source)
     records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for record in json_lines.Reader(records).new() if meta else ():
         if record["step"] == meta["step"]:
-            found |= {name: x for name, x in record.items() if name.startswith("val/")}
-    if not found:
+            values |= {name: x for name, x in record.items() if name.startswith("val/")}
+    if not values:
         return ["No validation of these parameters is recorded."]
     return [
         f"Measured by the run at step {meta['step']:,}, on its validation split.",
         "",
         "| metric | value |",
         "|---|---|",
-        *(f"| {name} | {value:.5g} |" for name, value in found.items()),
+        *(f"| {name} | {value:.5g} |" for name, value in values.items()),
     ]
 
 
@@ -238,9 +238,9 @@ def _dataset(path: str) -> str:
 def _public(value: Any) -> Any:
     """Returns a value of a config with only the last part of each path and URL."""
     if isinstance(value, Mapping):
-        return {name: _public(one) for name, one in value.items()}
+        return {name: _public(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_public(one) for one in value]
+        return [_public(item) for item in value]
     if not isinstance(value, str) or _dataset(value):
         return value
     if addresses.is_address(value):

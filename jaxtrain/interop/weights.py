@@ -80,7 +80,7 @@ def load(
         InputError: nothing there, damaged, or an unknown model.
     """
     check_there(source)
-    if huggingface.is_one(source):
+    if huggingface.is_model_folder(source):
         model = huggingface.model(source)
         check(model)
         params = model.from_weights(huggingface.tensors(source), str(source))
@@ -121,7 +121,7 @@ def model_at(source: Path) -> Any | None:
     Raises:
         InputError: another version wrote the source.
     """
-    if huggingface.is_one(source):
+    if huggingface.is_model_folder(source):
         return huggingface.model(source)
     path = next(resume.likely_checkpoints(source), None)
     return None if path is None else _model_of(path)
@@ -174,12 +174,12 @@ def params_for(
         InputError: parameters do not fit the model; the message lists them.
     """
     notes: list[str] = []
-    if huggingface.is_one(source):
+    if huggingface.is_model_folder(source):
         check_settings(source, model)
-        path, found = source, model.from_weights(huggingface.tensors(source), str(source))
+        path, params = source, model.from_weights(huggingface.tensors(source), str(source))
     elif source.is_dir() or pointer.is_checkpoint(source):
         path = resume.trained_checkpoint(source)
-        found = _of_checkpoint(path)
+        params = _of_checkpoint(path)
         from_file.check_not_in_weights(model, _described(path), path)
     elif not model.has_weights:
         raise InputError(
@@ -188,7 +188,7 @@ def params_for(
         )
     else:
         path, (tensors, about) = source, tensor_files.read(source)
-        found = model.from_weights(tensors, str(source))
+        params = model.from_weights(tensors, str(source))
         if ABOUT in about:
             from_file.check_not_in_weights(model, from_file.parse(about[ABOUT], str(source)), path)
         else:
@@ -199,17 +199,17 @@ def params_for(
     apart = tuple(group.prefix for group in groups.values())
     fitting = {
         name: array
-        for name, array in found.items()
+        for name, array in params.items()
         if name in expected and expected[name].shape == array.shape
     }
     required = {name: array.shape for name, array in expected.items() if not name.startswith(apart)}
     cure = "Use the model config that it was trained with"
-    weight_table.check(found, required, path, cure, extra=False)
+    weight_table.check(params, required, path, cure, extra=False)
     notes += [
         f"{len(names)} parameters {what}, such as {min(names)}"
         for what, names in (
             ("of the model are newly initialized", set(expected) - set(fitting)),
-            ("in the source are not used", set(found) - set(fitting)),
+            ("in the source are not used", set(params) - set(fitting)),
         )
         if names
     ]
@@ -288,12 +288,12 @@ def _model_of(path: Path) -> Any:
 
 def _described(path: Path) -> Mapping[str, Any]:
     """The model config in a checkpoint, in :func:`jaxtrain.config.to_dict` form."""
-    held: Any = pointer.read_meta(path)
+    described: Any = pointer.read_meta(path)
     for name in ("config", "model"):
-        held = held.get(name) if isinstance(held, Mapping) else None
-    if not isinstance(held, Mapping):
+        described = described.get(name) if isinstance(described, Mapping) else None
+    if not isinstance(described, Mapping):
         raise InputError(f"{path} has no model config: its metadata lacks config.model")
-    return held
+    return described
 
 
 def _of_checkpoint(path: Path) -> Params:

@@ -91,16 +91,16 @@ def without_types(
     Returns:
         The arrays of :data:`TABLE`; and that of the token types.
     """
-    found = {
+    renamed = {
         name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
             "LayerNorm.beta", "LayerNorm.bias"
         ): array
         for name, array in tensors.items()
     }
-    if _POSITION in found and found[_POSITION].ndim:
-        found[_POSITION] = found[_POSITION][:positions]
-    types = {_TYPES: found.pop(_TYPES)} if _TYPES in found else {}
-    return found, types
+    if _POSITION in renamed and renamed[_POSITION].ndim:
+        renamed[_POSITION] = renamed[_POSITION][:positions]
+    types = {_TYPES: renamed.pop(_TYPES)} if _TYPES in renamed else {}
+    return renamed, types
 
 
 def add_types(params: Tensors, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
@@ -124,9 +124,9 @@ def add_types(params: Tensors, tensors: Tensors, source: str) -> dict[str, np.nd
             f"{_TOKEN_TYPES}: use another model"
         )
     first, *others = np.asarray(tensors[_TYPES], np.float32)
-    found = {**params, "embeddings.position": params["embeddings.position"] + first}
+    ours = {**params, "embeddings.position": params["embeddings.position"] + first}
     differs = [other - first for other in others if np.any(other != first)]
-    return found | ({TYPE_1: differs[0]} if differs else {})
+    return ours | ({TYPE_1: differs[0]} if differs else {})
 
 
 def settings(model: Any) -> dict[str, Any]:

@@ -516,13 +516,13 @@ def in_chunks(
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
 
     def step(wide: Any, x: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
-        own = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, weights)
-        return nnx.merge(graph, own).step(x, memory)
+        cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, weights)
+        return nnx.merge(graph, cast).step(x, memory)
 
     if recompute:
         step = jax.checkpoint(step)
     y, memory = step(wide, x_BTHWC[:, :1], None)
-    found = [y]
+    outputs = [y]
     count = (x_BTHWC.shape[1] - 1) // size
     if count:
         b, _, *hwc = x_BTHWC.shape
@@ -533,10 +533,10 @@ def in_chunks(
             return memory, y
 
         memory, ys = lax.scan(body, memory, jnp.moveaxis(chunks, 1, 0))
-        found.append(jnp.moveaxis(ys, 0, 1).reshape(b, -1, *ys.shape[3:]))
+        outputs.append(jnp.moveaxis(ys, 0, 1).reshape(b, -1, *ys.shape[3:]))
     if (rest := x_BTHWC[:, 1 + count * size :]).shape[1]:
-        found.append(step(wide, rest, memory)[0])
-    return jnp.concatenate(found, axis=1)
+        outputs.append(step(wide, rest, memory)[0])
+    return jnp.concatenate(outputs, axis=1)
 
 
 def start(network: nnx.Module, rngs: nnx.Rngs, remat: Remat) -> None:
@@ -627,11 +627,11 @@ def read(
     what = f"{field}={folder}"
     settings = _settings(folder, what)
     _check_sizes(settings, sizes, decodes, what)
-    found = {
+    arrays = {
         name: _statistics(settings, name, sizes.latent_channels, what).astype(np.float32)
         for name in ("latents_mean", "latents_std")
     }
-    if not (found["latents_std"] > 0).all():
+    if not (arrays["latents_std"] > 0).all():
         raise InputError(f"{what}: latents_std in its {SETTINGS} has values of 0 or less")
     paths = tensor_files.of_folder(folder, ARRAYS)
     if not paths:
@@ -643,7 +643,7 @@ def read(
     for path in paths:
         tensors |= tensor_files.read(path, lambda name: decodes or name.startswith(_ENCODING))[0]
     names, shapes = table(sizes, decodes=decodes)
-    return found | names.inward(tensors, shapes, what, "Download the folder again")
+    return arrays | names.inward(tensors, shapes, what, "Download the folder again")
 
 
 def _settings(folder: Path, what: str) -> Mapping[str, Any]:
@@ -727,7 +727,7 @@ def _check_sizes(
         InputError: names each setting that differs, and the config fields that fit the folder.
     """
     base = settings.get("base_dim", 96)
-    found = {
+    actual = {
         "is_residual": settings.get("is_residual", False),
         "patch_size": settings.get("patch_size") or 1,
         "z_dim": settings.get("z_dim", 16),
@@ -738,35 +738,35 @@ def _check_sizes(
         "temperal_downsample": settings.get("temperal_downsample", list(_TIME)),
         "attn_scales": settings.get("attn_scales", []),
     }
-    wanted = {
+    expected = {
         "is_residual": sizes.residual,
         "patch_size": sizes.patch_size,
         "z_dim": sizes.latent_channels,
         "base_dim": sizes.width,
-        "decoder_base_dim": sizes.decoder_width if decodes else found["decoder_base_dim"],
+        "decoder_base_dim": sizes.decoder_width if decodes else actual["decoder_base_dim"],
         "dim_mult": list(_MULTIPLES),
         "num_res_blocks": _BLOCKS,
         "temperal_downsample": list(_TIME),
         "attn_scales": [],
     }
-    wrong = [
-        f"{name} {errors.shown(found[name])} instead of {wanted[name]}"
-        for name in wanted
-        if found[name] != wanted[name]
+    differing = [
+        f"{name} {errors.shown(actual[name])} instead of {expected[name]}"
+        for name in expected
+        if actual[name] != expected[name]
     ]
-    if not wrong:
+    if not differing:
         return
     near = next(
         (
-            f"--model.teacher.network {version} --model.latent_channels {one.latent_channels} "
-            f"--model.patch_size {one.patch_size}"
-            for version, one in VERSIONS.items()
-            if (one.residual, one.patch_size, one.latent_channels, one.width)
-            == tuple(found[name] for name in ("is_residual", "patch_size", "z_dim", "base_dim"))
+            f"--model.teacher.network {version} --model.latent_channels {known.latent_channels} "
+            f"--model.patch_size {known.patch_size}"
+            for version, known in VERSIONS.items()
+            if (known.residual, known.patch_size, known.latent_channels, known.width)
+            == tuple(actual[name] for name in ("is_residual", "patch_size", "z_dim", "base_dim"))
         ),
         f"the folder of {sizes.version}'s autoencoder",
     )
-    raise InputError(f"{what} has another network ({', '.join(wrong)}): pass {near}")
+    raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
 
 
 def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -> np.ndarray:
@@ -775,7 +775,7 @@ def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -
     if (
         not isinstance(values, list)
         or len(values) != count
-        or not all(isinstance(one, int | float) and math.isfinite(one) for one in values)
+        or not all(isinstance(value, int | float) and math.isfinite(value) for value in values)
     ):
         raise InputError(f"{what}: {name} in its {SETTINGS} is not a list of {count} numbers")
     return np.array(values)

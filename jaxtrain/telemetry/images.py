@@ -142,9 +142,9 @@ def heading(width: int, columns: Sequence[str]) -> np.ndarray:
     from PIL import Image, ImageDraw, ImageFont
 
     size = max(_LEAST_TEXT, width // _WIDTH_PER_TEXT)
-    room = width // len(columns) - size // 2
+    label_width = width // len(columns) - size // 2
     widest = max(ImageFont.load_default(size).getlength(column) for column in columns)
-    font = ImageFont.load_default(max(1, int(size * min(1, room / widest))))
+    font = ImageFont.load_default(max(1, int(size * min(1, label_width / widest))))
     height = (size + size // 2) // 2 * 2
     bar = Image.new("RGB", (width, height), _BACKGROUND)
     draw = ImageDraw.Draw(bar)

@@ -193,7 +193,7 @@ def test_an_export_replaces_an_older_one_completely(
         patched.setattr(tensor_files, "write", full)
         with pytest.raises(OSError, match="no room"):
             huggingface.write(out, found.model, found.params, wordpiece)
-    assert not huggingface.is_one(out)  # a mixture of both is not a model
+    assert not huggingface.is_model_folder(out)  # a mixture of both is not a model
     huggingface.write(out, found.model, found.params, wordpiece)
     index = out / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))

@@ -78,7 +78,7 @@ def test_a_transformers_that_cannot_read_the_folder_is_reported(
         raise ValueError("unknown model type")
 
     monkeypatch.setattr(export_check.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(export_check.huggingface, "is_one", lambda path: True)
+    monkeypatch.setattr(export_check.huggingface, "is_model_folder", lambda path: True)
     monkeypatch.setattr(export_check, "_read_back", lambda *arguments: "Read back.")
     monkeypatch.setattr(export_check, "_of_transformers", fails)
     model = mlm.Config.tiny()

@@ -65,7 +65,7 @@ def test_unknown_kinds_are_rejected_and_import_nothing(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    assert huggingface.is_one(tmp_path)
+    assert huggingface.is_model_folder(tmp_path)
     imported: list[str] = []
     real = importlib.import_module
 
@@ -99,7 +99,7 @@ def test_unknown_kinds_are_rejected_and_import_nothing(
 )
 def test_an_invalid_config_json_is_not_recognized(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    assert not huggingface.is_one(tmp_path)
+    assert not huggingface.is_model_folder(tmp_path)
     with pytest.raises(InputError, match=r"config.json"):
         huggingface.model(tmp_path)
 

@@ -102,11 +102,11 @@ def test_seen_windows_enter_the_replay_buffer(parts: Parts) -> None:
     """Each window of a batch fills one slot; the remaining slots stay empty."""
     real, fake, latents = clips()
     extras = parts.extras
-    assert not np.any(extras["adversary.replay.there"])
+    assert not np.any(extras["adversary.replay.filled"])
     for number in range(3):
         key = jax.random.key(5)
         _, extras = parts.judge(parts.params, fake + number, extras, real, latents, key)
-        there = np.asarray(extras["adversary.replay.there"])
+        filled = np.asarray(extras["adversary.replay.filled"])
         assert there.tolist() == [True] * WINDOWS + [False] * (KEPT - WINDOWS)
         kept = np.asarray(extras["adversary.replay.images"], np.float32)[:WINDOWS]
         assert ((kept.min((1, 2, 3)) > number) & (kept.max((1, 2, 3)) < number + 1)).all()

@@ -96,7 +96,7 @@ class VideoAutoencoder(Reconstruction):
     def _dtype(self) -> jnp.dtype:
         return self.encoder.head.kernel[...].dtype
 
-    def _taught(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
+    def _teacher_latents(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
         """Returns the teacher's latents of these frames; None without a teacher."""
         if self.teacher is None:
             return None

@@ -252,12 +252,12 @@ class Config(ReconstructionConfig):
 
     def problems(self) -> list[str]:
         """Returns why this model cannot be trained: missing files."""
-        found = super().problems()
+        problems = super().problems()
         if self.teacher is not None and self.teacher.network is not None:
             path = self.teacher.weights
             if path is None or not os.path.isdir(expanded(path)):
                 given = "is not set" if path is None else f"={path}: no such folder"
-                found.append(
+                problems.append(
                     Problem(
                         f"model.teacher.weights{'' if path else ' '}{given}: pass the local folder "
                         f"of {self.teacher.network}'s autoencoder in diffusers' format, or set "
@@ -266,7 +266,7 @@ class Config(ReconstructionConfig):
                         "model.teacher",
                     )
                 )
-        return found
+        return problems
 
     def file_weights(self) -> dict[str, np.ndarray]:
         """Reads the weights of LPIPS and of the teacher, by dotted path in the module.
@@ -274,15 +274,15 @@ class Config(ReconstructionConfig):
         Raises:
             InputError: the files are missing or have other contents.
         """
-        found = super().file_weights()
+        arrays = super().file_weights()
         sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
         if self.teacher is not None and sizes is not None:
             field = "model.teacher.weights"
             if self.teacher.weights is None:
                 raise InputError(f"{field} is not set: pass the folder of {sizes.version}")
             of_teacher = wan_network.read(expanded(self.teacher.weights), sizes, field=field)
-            found |= {f"teacher_network.{name}": array for name, array in of_teacher.items()}
-        return found
+            arrays |= {f"teacher_network.{name}": array for name, array in of_teacher.items()}
+        return arrays
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the arrays of a batch.

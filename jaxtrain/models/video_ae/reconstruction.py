@@ -118,12 +118,12 @@ class ReconstructionConfig(ModelConfig):
 
     def problems(self) -> list[str]:
         """Returns why this model cannot be trained: missing files."""
-        found: list[str] = []
+        problems: list[str] = []
         if self.perceptual is not None:
             for name in ("weights", "backbone"):
                 path = getattr(self.perceptual, name)
                 if path is not None and not os.path.exists(expanded(path)):
-                    found.append(
+                    problems.append(
                         Problem(
                             f"model.perceptual.{name}={path}: no such file; pass a state dict "
                             "(.safetensors or .pth), or set --model.perceptual None",
@@ -131,7 +131,7 @@ class ReconstructionConfig(ModelConfig):
                             "model.perceptual",
                         )
                     )
-        return found
+        return problems
 
     def file_weights(self) -> dict[str, np.ndarray]:
         """Reads the weights of LPIPS, by dotted path in the module.
@@ -142,12 +142,12 @@ class ReconstructionConfig(ModelConfig):
         if self.perceptual is None:
             return {}
         backbone = self.perceptual.backbone
-        _, found = lpips.read(
+        _, arrays = lpips.read(
             expanded(self.perceptual.weights),
             None if backbone is None else expanded(backbone),
             "alex",
         )
-        return {f"lpips.{name}": array for name, array in found.items()}
+        return {f"lpips.{name}": array for name, array in arrays.items()}
 
     def optimizer_groups(self) -> dict[str, config.Group]:
         """Returns the group of the discriminator, with its own optimizer and clipping."""
@@ -204,7 +204,7 @@ class Reconstruction(Model):
         self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
         self.adversary = _adversary(config, rngs)
 
-    def _taught(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
+    def _teacher_latents(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
         """Returns the teacher's latents of these frames; None without a teacher."""
         return None
 
@@ -222,44 +222,46 @@ class Reconstruction(Model):
         """
         video = augment.augment(_to_float(batch["video"]), batch["augment"])
         weight_B = batch["weight"]
-        seen = self._seen(video, batch)
+        out = self._outputs(video, batch)
         weight = weight_B.sum()
-        total, metrics = self._losses(seen, weight_B, weight)
-        shown = jnp.clip(seen.found, 0, 1)
-        metrics["psnr"] = _frame_sums(quality.psnr(seen.target, shown), weight_B)[:2]
+        total, metrics = self._losses(out, weight_B, weight)
+        shown = jnp.clip(out.reconstruction, 0, 1)
+        metrics["psnr"] = _frame_sums(quality.psnr(out.target, shown), weight_B)[:2]
         if self.adversary is not None:
-            found = self.adversary(seen.target, seen.found, seen.decoded, keys_B, self._dtype)
-            correction = (found.decoder_B * weight_B).sum()
+            adversarial = self.adversary(
+                out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
+            )
+            correction = (adversarial.decoder_B * weight_B).sum()
             # The discriminator's own loss trains only the discriminator, so it needs no weight.
-            total += self.adversary.weight * correction + found.discriminator * weight
+            total += self.adversary.weight * correction + adversarial.discriminator * weight
             metrics |= {
                 "adversary_loss": (correction, weight),
-                "discriminator_loss": (found.discriminator * weight, weight),
-                "discriminator_accuracy": (found.right * weight, weight),
+                "discriminator_loss": (adversarial.discriminator * weight, weight),
+                "discriminator_accuracy": (adversarial.right * weight, weight),
             }
         return total, weight, metrics
 
     def evaluate(self, batch: Batch) -> Sums:
         """Computes `loss` over clips, without adversary; `psnr`, `ssim`, `lpips` over frames."""
         weight_B = batch["weight"]
-        seen = self._seen(_to_float(batch["video"]), batch)
+        out = self._outputs(_to_float(batch["video"]), batch)
         weight = weight_B.sum()
-        total, metrics = self._losses(seen, weight_B, weight)
-        shown = jnp.clip(seen.found, 0, 1)
+        total, metrics = self._losses(out, weight_B, weight)
+        shown = jnp.clip(out.reconstruction, 0, 1)
         measured: Sums = {
             "loss": (total, weight),
-            "psnr": _frame_sums(quality.psnr(seen.target, shown), weight_B),
-            "ssim": _frame_sums(quality.ssim(seen.target, shown), weight_B),
+            "psnr": _frame_sums(quality.psnr(out.target, shown), weight_B),
+            "ssim": _frame_sums(quality.ssim(out.target, shown), weight_B),
         }
         if self.teacher is not None:
             measured["encoder_loss"] = metrics["encoder_loss"]
         if self.lpips is not None:
-            measured["lpips"] = _frame_sums(self._lpips_BT(seen.target, shown), weight_B)
+            measured["lpips"] = _frame_sums(self._lpips_BT(out.target, shown), weight_B)
         return measured
 
     def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
         """Measures clips of one color, the mean of each original."""
-        target = self._seen(_to_float(batch["video"]), batch).target
+        target = self._outputs(_to_float(batch["video"]), batch).target
         color = jnp.broadcast_to(target.mean((1, 2, 3), keepdims=True), target.shape)
         total, weight, _ = _frame_sums(quality.psnr(target, color), batch["weight"])
         return {"psnr": total, "frames": weight}
@@ -277,12 +279,12 @@ class Reconstruction(Model):
         and `latents` a grid of the channels of each clip's first latent.
         """
         first = {name: rows[:_SAMPLE_CLIPS] for name, rows in batch.items()}
-        seen = self._seen(_to_float(first["video"]), first)
-        shown = samples.beside(seen.target, jnp.clip(seen.found, 0, 1))
+        out = self._outputs(_to_float(first["video"]), first)
+        shown = samples.beside(out.target, jnp.clip(out.reconstruction, 0, 1))
         return {
             "reconstruction": samples.in_a_row(shown),
             "clip": samples.moving(shown),
-            "latents": samples.grid(seen.encoded[:, 0]),
+            "latents": samples.grid(out.encoded[:, 0]),
         }
 
     @staticmethod
@@ -298,20 +300,22 @@ class Reconstruction(Model):
         }
 
     def _losses(
-        self, seen: "_Seen", weight_B: jax.Array, weight: jax.Array
+        self, out: "_Outputs", weight_B: jax.Array, weight: jax.Array
     ) -> tuple[jax.Array, Sums]:
         """Returns the weighted sum of the losses without randomness, and each loss."""
         error_of = jnp.square if self.reconstruction_error == "squared" else jnp.abs
-        error = (error_of(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
+        error = (error_of(out.reconstruction - out.target).mean((1, 2, 3, 4)) * weight_B).sum()
         total = self.reconstruction_weight * error
         metrics: Sums = {"reconstruction_loss": (error, weight)}
         if self.teacher is not None:
-            assert seen.taught is not None, "there is a teacher"
-            far = (jnp.square(seen.encoded - seen.taught).mean((1, 2, 3, 4)) * weight_B).sum()
+            assert out.teacher_latents is not None, "there is a teacher"
+            far = (
+                jnp.square(out.encoded - out.teacher_latents).mean((1, 2, 3, 4)) * weight_B
+            ).sum()
             total += self.teacher.encoder_weight * far
             metrics["encoder_loss"] = (far, weight)
         if self.lpips is not None:
-            distance = (self._lpips_BT(seen.target, seen.found).mean(1) * weight_B).sum()
+            distance = (self._lpips_BT(out.target, out.reconstruction).mean(1) * weight_B).sum()
             total += self.perceptual_weight * distance
             metrics["perceptual_loss"] = (distance, weight)
         return total, metrics
@@ -322,33 +326,38 @@ class Reconstruction(Model):
         frames = [x.astype(self._dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
         return self.lpips(*frames).reshape(b, t)
 
-    def _seen(self, video_BTHW3: jax.Array, batch: Batch) -> "_Seen":
+    def _outputs(self, video_BTHW3: jax.Array, batch: Batch) -> "_Outputs":
         """Encodes and decodes a batch."""
         target = self.timing.target(video_BTHW3)
         encoded = self.encode(video_BTHW3)
-        taught = self._taught(video_BTHW3, batch)
+        teacher_latents = self._teacher_latents(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
-        decoded = taught if from_teacher and taught is not None else encoded
-        found = self.decode(decoded).astype(jnp.float32)
-        return _Seen(target, found, encoded.astype(jnp.float32), decoded, taught)
+        decoder_input = teacher_latents if from_teacher and teacher_latents is not None else encoded
+        return _Outputs(
+            target=target,
+            reconstruction=self.decode(decoder_input).astype(jnp.float32),
+            encoded=encoded.astype(jnp.float32),
+            decoder_input=decoder_input,
+            teacher_latents=teacher_latents,
+        )
 
 
-class _Seen(NamedTuple):
+class _Outputs(NamedTuple):
     """Inputs and outputs of encoder and decoder for a batch.
 
     Attributes:
         target: frames to reconstruct, float32 [B, T, H, W, 3].
-        found: reconstructed frames, not clamped, float32 [B, T, H, W, 3].
+        reconstruction: frames, not clamped, float32 [B, T, H, W, 3].
         encoded: our latents, float32 [B, L, h, w, C].
-        decoded: the latents that were decoded.
-        taught: the teacher's latents; None without a teacher.
+        decoder_input: the latents that were decoded: ours, or the teacher's.
+        teacher_latents: the teacher's latents; None without a teacher.
     """
 
     target: jax.Array
-    found: jax.Array
+    reconstruction: jax.Array
     encoded: jax.Array
-    decoded: jax.Array
-    taught: jax.Array | None
+    decoder_input: jax.Array
+    teacher_latents: jax.Array | None
 
 
 def _adversary(config: ReconstructionConfig, rngs: nnx.Rngs) -> Seraena | None:

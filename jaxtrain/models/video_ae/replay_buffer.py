@@ -49,7 +49,7 @@ class ReplayBuffer(nnx.Module):
     def __init__(self, slots: int, image: tuple[int, ...], context: tuple[int, ...]) -> None:
         self.images = Kept(jnp.zeros((slots, *image), jnp.bfloat16))
         self.context = Kept(jnp.zeros((slots, *context), jnp.bfloat16))
-        self.there = Kept(jnp.zeros((slots,), jnp.bool_))
+        self.filled = Kept(jnp.zeros((slots,), jnp.bool_))
 
     def draw(self, draws_N: jax.Array) -> Drawn:
         """Draws a slot of each window's shelf, chosen by a number in [0, 1)."""
@@ -62,7 +62,7 @@ class ReplayBuffer(nnx.Module):
             beyond = [(0, windows - picked.shape[0])] + [(0, 0)] * (picked.ndim - 1)
             return jnp.pad(picked, beyond)
 
-        return Drawn(pick(self.images), pick(self.context), pick(self.there) > 0)
+        return Drawn(pick(self.images), pick(self.context), pick(self.filled) > 0)
 
     def keep(self, images_NHWC: jax.Array, context_NhwC: jax.Array, draws_N: jax.Array) -> None:
         """Writes each window of a batch to a slot of its shelf, chosen by a number in [0, 1)."""
@@ -71,7 +71,7 @@ class ReplayBuffer(nnx.Module):
         parts = (
             (self.images, images_NHWC),
             (self.context, context_NhwC),
-            (self.there, jnp.ones_like(draws_N)),
+            (self.filled, jnp.ones_like(draws_N)),
         )
         for kept, new in parts:
             shelves = _shelves(kept[...], windows)
@@ -83,7 +83,7 @@ class ReplayBuffer(nnx.Module):
 
     def _chosen(self, draws_N: jax.Array) -> jax.Array:
         """Returns whether each slot is the one that was drawn, [N, P]; N is at most R."""
-        shelves, slots = _shelves(self.there[...], draws_N.size).shape
+        shelves, slots = _shelves(self.filled[...], draws_N.size).shape
         slot_N = jnp.floor(draws_N[:shelves] * slots)
         return jnp.arange(slots)[None] == slot_N[:, None]
 

@@ -67,7 +67,7 @@ class EncoderStream:
         self._step = _jitted(module, "encode_next")
         self._waiting: list[jax.Array] = []
         self._ready: collections.deque[jax.Array] = collections.deque()
-        self._held: list[jax.Array] = []
+        self._withheld: list[jax.Array] = []
         self._shape: tuple[int, ...] | None = None
         self._last: jax.Array | None = None
         self._memory: list[Memory] | None = None
@@ -91,16 +91,16 @@ class EncoderStream:
             self._memory = module.before_encoding(b, h, w)
             if timing.chunked:
                 self._waiting = [jnp.zeros_like(frame_BHW3)] * H3_BLACK
-                self._ready.extend(self._held)  # not the last chunk
-                self._held.clear()
+                self._ready.extend(self._withheld)  # not the last chunk
+                self._withheld.clear()
         self._waiting.append(frame_BHW3)
         self._last = frame_BHW3
         if len(self._waiting) == timing.group(self._groups):
             latent, self._memory = self._step(jnp.stack(self._waiting, axis=1), self._memory)
             self._waiting.clear()
             self._groups += 1
-            held = timing.chunked and self._groups > timing.latent_frames(1)
-            (self._held if held else self._ready).append(latent[:, 0])
+            withheld = timing.chunked and self._groups > timing.latent_frames(1)
+            (self._withheld if withheld else self._ready).append(latent[:, 0])
             if self._groups == timing.groups_per_chunk:
                 self._memory, self._groups = None, 0
         return self._ready.popleft() if self._ready else None
@@ -116,7 +116,7 @@ class EncoderStream:
             latent = self.push(self._last)
         if not self._ready and not self._is_pending():
             self._waiting.clear()
-            self._held.clear()
+            self._withheld.clear()
             self._memory, self._shape, self._last, self._groups = None, None, None, 0
         return latent
 
