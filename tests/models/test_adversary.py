@@ -107,7 +107,7 @@ def test_seen_windows_enter_the_replay_buffer(parts: Parts) -> None:
         key = jax.random.key(5)
         _, extras = parts.judge(parts.params, fake + number, extras, real, latents, key)
         filled = np.asarray(extras["adversary.replay.filled"])
-        assert there.tolist() == [True] * WINDOWS + [False] * (KEPT - WINDOWS)
+        assert filled.tolist() == [True] * WINDOWS + [False] * (KEPT - WINDOWS)
         kept = np.asarray(extras["adversary.replay.images"], np.float32)[:WINDOWS]
         assert ((kept.min((1, 2, 3)) > number) & (kept.max((1, 2, 3)) < number + 1)).all()
     mean = "adversary.discriminator.layers.0.mean"

@@ -27,13 +27,13 @@ def test_each_window_draws_its_own_entries(slots: int, windows: int) -> None:
     replay = ReplayBuffer(slots, (4, 4, 3), (1, 1, 1))
     shelves, each = min(slots, windows), max(1, slots // windows)
     first = jnp.zeros((windows,))
-    assert not replay.draw(first).there_N.any()
+    assert not replay.draw(first).filled_N.any()
     for number in range(each):
         replay.keep(*batch(number, windows), first + number / each)
     for number in range(each):
         drawn = replay.draw(first + number / each + 0.5 / each)
         images, context = batch(number, windows)
-        assert drawn.there_N.tolist() == [True] * shelves + [False] * (windows - shelves)
+        assert drawn.filled_N.tolist() == [True] * shelves + [False] * (windows - shelves)
         np.testing.assert_array_equal(drawn.images_NHWC[:shelves], images[:shelves])
         np.testing.assert_array_equal(drawn.context_NhwC[:shelves], context[:shelves])
     replay.keep(*batch(7, windows), first + 0.999)

@@ -185,7 +185,7 @@ class Seraena(nnx.Module):
 
         old = self.replay.draw(numbers(1))
         # Every second reconstruction is one of an earlier step, if there is any.
-        other = (jnp.arange(each * clips) % 2 == 1) & old.there_N
+        other = (jnp.arange(each * clips) % 2 == 1) & old.filled_N
         fakes = _chosen(other, old.images_NHWC, shown)
         fake_context = _chosen(other, old.context_NhwC, context)
         is_fake = numbers(2) < 0.5

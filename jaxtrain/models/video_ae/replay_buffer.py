@@ -28,12 +28,12 @@ class Drawn(NamedTuple):
     Attributes:
         images_NHWC: windows of frames, float32.
         context_NhwC: the context of each window, float32.
-        there_N: whether the drawn slot held a window.
+        filled_N: whether the drawn slot held a window.
     """
 
     images_NHWC: jax.Array
     context_NhwC: jax.Array
-    there_N: jax.Array
+    filled_N: jax.Array
 
 
 class ReplayBuffer(nnx.Module):
