@@ -229,13 +229,13 @@ def study(name: str) -> str:
 def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
     difference, pairs = answer["difference"], answer["pairs"]
     low, high = (
-        "?" if difference[end] is None else f"{difference[end]:+.3g}" for end in ("low", "high")
+        "?" if difference[end] is None else f"{difference[end]:+.4f}" for end in ("low", "high")
     )
     baseline = sum(pair["a"] for pair in pairs) / len(pairs)
     return (
         f"`{answer['metric']}`",
         answer["at"],
-        f"{difference['mean']:+.3g} ({low} to {high})",
+        f"{difference['mean']:+.4f} ({low} to {high})",
         f"{100 * difference['mean'] / baseline:+.2f}%",
         answer["verdict"],
         str(len(pairs)),
