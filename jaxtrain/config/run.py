@@ -35,10 +35,11 @@ class Average(bounds.Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon(bounds.Section):
-    """Muon for the matrices of a model's blocks. See https://kellerjordan.github.io/posts/muon/.
+    """Muon for the matrices of a model's blocks, and for kernels of convolutions. See
+    https://kellerjordan.github.io/posts/muon/.
 
-    The embedding and the output layer use AdamW with their own learning rates, all other parameters
-    AdamW with optim.peak_lr. All follow one schedule.
+    Embeddings and output layers of language models use AdamW with their own learning rates, all
+    other parameters AdamW with optim.peak_lr. All follow one schedule.
     """
 
     section = "optim.muon"

@@ -319,12 +319,20 @@ def _with_peak_lr(params: Mapping[str, HasShape], others: parameter_groups.Group
 
 
 def _members(role: config.Role, params: Mapping[str, HasShape]) -> set[str]:
-    """Returns a role's parameters, without a block's vectors, such as norms, which keep AdamW."""
+    """Returns a role's parameters.
+
+    A block's vectors, such as norms, keep AdamW, and so do depthwise kernels [..., 1, channels]:
+    their outputs share no inputs.
+    """
     return {
         name
         for name, array in params.items()
-        if name.startswith(role.prefix) and (role.role != "matrix" or len(array.shape) == 2)
+        if name.startswith(role.prefix) and (role.role != "matrix" or _is_matrix(array))
     }
+
+
+def _is_matrix(array: HasShape) -> bool:
+    return len(array.shape) >= 2 and array.shape[-2] > 1
 
 
 def _peak(role: config.Role, settings: config.Muon) -> float:

@@ -1,4 +1,4 @@
-"""Muon: momentum with orthogonalized updates, for matrices.
+"""Muon: momentum with orthogonalized updates, for matrices and kernels of convolutions.
 
 The update of a matrix is the matrix nearest to its momentum with equal singular values, found with
 five Newton-Schulz steps (Keller Jordan, https://kellerjordan.github.io/posts/muon/; momentum and
@@ -6,7 +6,8 @@ coefficients as in nanochat at c75fe54), or with five steps of Polar Express
 (https://arxiv.org/abs/2505.16932). This needs the full matrix. Matrices of one shape are
 stacked and distributed over the `n` devices: each receives some full matrices and sends the results
 back. So per matrix a device sends `2 / n` of it, where an all-gather sends nearly all of it, and a
-device computes one matrix in `n`.
+device computes one matrix in `n`. A kernel [..., in, out] is the matrix of its taps and inputs by
+its outputs, as in https://github.com/KellerJordan/cifar10-airbench.
 
 The steps run in the dtype of the run's computation. If a momentum is nearly singular, five steps
 multiply its small components by up to 3.4445^5 = 485, rounding errors included. A difference of
@@ -85,7 +86,7 @@ def muon(
     weight_decay: float = 0.0,
     span: Span | None = None,
 ) -> optax.GradientTransformation:
-    """Builds Muon for matrices in the layout [in, out].
+    """Builds Muon for arrays in the layout [in, out] or [..., in, out].
 
     Args:
         settings: the momentum, and what is done before and after the orthogonalization.
@@ -101,14 +102,16 @@ def muon(
         zeros = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
         squares = None
         if settings.variance_b2 is not None:
-            squares = jax.tree.map(lambda m: jnp.zeros_like(_mean_square(m)), zeros)
+            squares = jax.tree.map(lambda m: jnp.zeros_like(_mean_square(_matrix(m))), zeros)
         return MuonState(jnp.zeros((), jnp.int32), zeros, squares)
 
     def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         beta = momentum_at(settings, state.updates, span)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
-        matrices = {name: array for name, array in ahead.items() if isinstance(array, jax.Array)}
+        matrices = {
+            name: _matrix(array) for name, array in ahead.items() if isinstance(array, jax.Array)
+        }
         if settings.equilibrate:
             matrices = _stacked(_even, matrices)
         given = {name: _stored(array.astype(precision), rule) for name, array in matrices.items()}
@@ -127,6 +130,7 @@ def muon(
         for name, direction in directions.items():
             inputs, outputs = direction.shape
             factor = math.sqrt(max(1.0, outputs / inputs))
+            direction = direction.reshape(ahead[name].shape)
             updates[name] = -learning_rate * factor * direction
             if weight_decay and settings.cautious_decay:
                 assert span is not None, "the caller passes it"
@@ -149,6 +153,11 @@ def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = Non
     down = jnp.clip((count - (span.steps - span.warmdown)) / max(span.warmdown, 1), 0.0, 1.0)
     fallen = (1 - down) * settings.momentum + down * settings.last_momentum
     return jnp.where(down > 0, fallen, risen)
+
+
+def _matrix(array: jax.Array) -> jax.Array:
+    """[..., inputs, outputs] -> [taps * inputs, outputs]."""
+    return array.reshape(-1, array.shape[-1])
 
 
 def _half_cosine(share: jax.Array) -> jax.Array:

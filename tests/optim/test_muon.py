@@ -129,6 +129,47 @@ def test_cautious_decay_applies_where_update_and_parameter_agree_and_ends_at_zer
             np.testing.assert_allclose(found[0.5, step][name], want, atol=1e-6)
 
 
+EVERYTHING = config.Muon(
+    momentum_steps=4,
+    equilibrate=True,
+    polar_express=True,
+    variance_b2=0.9,
+    cautious_decay=True,
+)
+KERNELS = {"kernel": (3, 3, 8, 16), "wide": (3, 3, 2, 64), "third": (3, 3, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("layout", [(1, 1, "none"), (2, 4, "params")])
+def test_a_kernel_is_the_matrix_of_its_taps_and_inputs_by_its_outputs(
+    layout: tuple[int, int, str],
+) -> None:
+    data, fsdp, shard = layout
+    settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=1)  # type: ignore[arg-type]
+    rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
+    span = muon.Span(steps=4, warmdown=0)
+    rng = np.random.default_rng(0)
+    given = [
+        {name: np.float32(rng.standard_normal(shape)) for name, shape in KERNELS.items()}
+        for _ in range(4)
+    ]
+    params, *grads = [
+        {n: jax.device_put(a, rule(a)) for n, a in arrays.items()} for arrays in given
+    ]
+    kernels = muon.muon(EVERYTHING, optax.constant_schedule(0.02), "float32", rule, 0.5, span)
+    matrices = muon.muon(EVERYTHING, optax.constant_schedule(0.02), "float32", None, 0.5, span)
+    state, by_matrix = kernels.init(params), matrices.init(flat(given[0]))
+    update, update_matrix = jax.jit(kernels.update), jax.jit(matrices.update)
+    for step in range(3):
+        updates, state = update(grads[step], state, params)
+        wanted, by_matrix = update_matrix(flat(given[step + 1]), by_matrix, flat(given[0]))
+        for name, want in wanted.items():
+            np.testing.assert_allclose(updates[name].reshape(want.shape), want, atol=2e-6)
+
+
+def flat(kernels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array.reshape(-1, array.shape[-1]) for name, array in kernels.items()}
+
+
 # ---- sharded ----------------------------------------------------------------------------------
 
 
@@ -235,6 +276,15 @@ def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
         sizes.append({name: float(jnp.abs(updates[name]).mean()) for name in updates})
     for name in PARAMS:  # with a constant gradient, a step has the size of its rate
         assert sizes[9][name] / sizes[4][name] == pytest.approx(0.2, rel=0.05), name
+
+
+def test_depthwise_kernels_keep_adamw() -> None:
+    params = {"kernel": jnp.ones((3, 3, 4, 8)), "depthwise": jnp.ones((7, 7, 1, 8))}
+    roles = {"kernels": param_groups.Role(prefix="", role="matrix")}
+    optimizer = build.make_optimizer(settings(weight_decay=0.0), 10, params, roles)
+    updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    np.testing.assert_allclose(np.abs(updates["depthwise"]), 1e-3, rtol=1e-3)
+    assert set(found_momentum(state)) == {"kernel"}
 
 
 def test_a_model_without_matrices_is_refused() -> None:

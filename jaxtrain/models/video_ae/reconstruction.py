@@ -149,13 +149,13 @@ class ReconstructionConfig(ModelConfig):
         )
         return {f"lpips.{name}": array for name, array in arrays.items()}
 
-    def optimizer_groups(self) -> dict[str, config.Group]:
-        """Returns the group of the discriminator, with its own optimizer and clipping."""
-        if self.adversary is None:
-            return {}
-        settings = self.adversary
-        return {
-            "adversary": config.Group(
+    def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
+        """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""
+        groups: dict[str, config.Group | config.Role]
+        groups = {"kernels": config.Role(prefix="", role="matrix")}
+        if self.adversary is not None:
+            settings = self.adversary
+            groups["adversary"] = config.Group(
                 prefix=_DISCRIMINATOR,
                 peak_lr=settings.peak_lr,
                 b1=settings.b1,
@@ -163,7 +163,7 @@ class ReconstructionConfig(ModelConfig):
                 weight_decay=settings.weight_decay,
                 max_grad_norm=settings.max_grad_norm,
             )
-        }
+        return groups
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the arrays of a batch.
