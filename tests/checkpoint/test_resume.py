@@ -100,6 +100,8 @@ def test_find_latest(run: Path, tmp_path: Path) -> None:
     assert resume.choose("latest", None, runs) == runs / "2026-01-02/checkpoints/9.json"
     shutil.copytree(runs / "2026-01-02", runs / "2026-01-05")
     assert resume.choose("latest", None, runs) == runs / "2026-01-05/checkpoints/9.json"
+    ordered = [run.name for run in resume.newest_runs(tmp_path) if run.parent == runs]
+    assert ordered == ["2026-01-05", "2026-01-02", "2026-01-03"]
 
 
 def test_find_step_and_path(run: Path, tmp_path: Path) -> None:

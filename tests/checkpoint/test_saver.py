@@ -112,7 +112,7 @@ def test_a_different_shape_is_reported_before_anything_is_read(saved: Path, tmp_
         "params.encoder.0.kernel is float32 [16, 8] in the checkpoint and float32 [16, 4] in this "
         "run" in message
     )
-    assert "more" in message
+    assert "; and 2 more: use" in message
     assert "\n" not in message
     one = {"step": target_of(make_state(9), mesh_of(1)).step}
     with pytest.raises(InputError, match=r"cannot be read .*resume from another checkpoint"):

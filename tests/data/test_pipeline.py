@@ -177,7 +177,10 @@ def test_validation_examples_are_evenly_spaced_and_padded_with_weight_zero(
     x = np.concatenate([np.asarray(batch["x"]) for batch in first])
     weight = np.concatenate([np.asarray(batch["weight"]) for batch in first])
     np.testing.assert_array_equal(weight, [1, 0] + [1] * 9 + [0] * 5)
-    np.testing.assert_array_equal(x[weight > 0, 0], [0, 2, 3, 4, 5, 7, 8, 9, 10, 11])
+    indices = [0, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    np.testing.assert_array_equal(x[weight > 0, 0], indices)
+    drawn = [np.float32(sampler.generator(0, index).random()) for index in indices]
+    np.testing.assert_array_equal(x[weight > 0, 1], drawn, "seed and index, in this order")
     for left, right in zip(first, again, strict=True):
         np.testing.assert_array_equal(left["x"], right["x"])
     assert Quarantine(tmp_path / "quarantine.jsonl").found() == {"file-1"}

@@ -121,8 +121,11 @@ def test_with_your_own_data_the_summary_suggests_export_and_more_patience() -> N
     few = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_every=30))
     *_, longer, _ = said(few, stopped_early=True)
     assert longer.endswith("--loop.early_stop_patience None"), "with 6 validations 6 is too much"
-    target = "'/runs/my run'/model.safetensors"
-    assert last == f"export the weights: {PYTHON} export '/runs/my run' {target}"
+    export = f"export the weights: {PYTHON} export '/runs/my run' '/runs/my run'/"
+    assert last == f"{export}model.safetensors"
+    for name, library in (("demo_mlm", "transformers"), ("wan2_2_decoder_h100_1", "diffusers")):
+        folder = dataclasses.replace(run, model=config.named(name).model)
+        assert said(folder)[-1] == f"{export}{library} --format hf"
 
 
 def test_commands_for_a_model_of_your_own_have_its_config() -> None:

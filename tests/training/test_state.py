@@ -1,53 +1,46 @@
-"""The operations of a model are those that its matmuls need, whatever the program recomputes."""
+"""Replacing arrays of a state, and checksums of weights from files."""
 
-import dataclasses
-from typing import Any
-
+import numpy as np
 import pytest
+from training import toy
 
-from jaxtrain import config
-from jaxtrain.models import gpt, llama, mlm, video_ae
-from jaxtrain.training.model_flops import model_flops
-
-
-def of_gpt(m: gpt.Config) -> int:
-    s, d, v = m.sequence_length, m.hidden, m.vocab_size
-    layer = 4 * s * d * (d + m.shared_heads * m.head_width) + 16 * s * d * d + 4 * s * s * d
-    return m.depth * layer + 2 * s * d * v
+from jaxtrain.training.state import checksums, with_values
 
 
-def of_llama(m: llama.Config) -> int:
-    s, d, v = m.sequence_length, m.hidden, m.vocab_size
-    layer = 4 * s * d * (d + m.kv_heads * m.head_width) + 6 * s * d * m.ff + 4 * s * s * d
-    return m.layers * layer + 2 * s * d * v
+def test_replaced_arrays_keep_their_dtypes_and_shardings() -> None:
+    stepper = toy.stepper(toy.Config(), fsdp=4, shard="params")
+    name, before = "blocks.0.up.kernel", stepper.state.params
+    old = before[name]
+    values = np.arange(old.size, dtype=np.float64).reshape(old.shape)
+    state = with_values(stepper.state, {name: values}, {})
+    new = state.params[name]
+    assert (new.dtype, new.sharding) == (old.dtype, old.sharding)
+    assert not new.sharding.is_fully_replicated
+    np.testing.assert_array_equal(new, values)
+    assert [other for other in before if state.params[other] is not before[other]] == [name]
+    with pytest.raises(ValueError, match=rf"{name} has shape \(1,\)"):
+        with_values(stepper.state, {name: np.ones(1)}, {})
+    with pytest.raises(ValueError, match="no such array"):
+        with_values(stepper.state, {}, {"unknown": np.ones(1)})
 
 
-def of_mlm(m: mlm.Config) -> int:
-    s, d, v = m.sequence_length, m.hidden, m.vocab_size
-    layer = 8 * s * d * d + 4 * s * d * m.ff_width + 4 * s * s * d
-    return m.layers * layer + m.predicted * (2 * d * d + 2 * d * v)
-
-
-MODELS: tuple[tuple[Any, Any], ...] = (
-    (gpt.Config.tiny(), of_gpt),
-    (dataclasses.replace(gpt.Config.tiny(), kv_heads=1), of_gpt),
-    (llama.Config.tiny(), of_llama),
-    (mlm.Config.tiny(), of_mlm),
-    *((config.named(name).model, of_gpt) for name in ("gpt_32gb_conservative", "gpt_h100_8")),
-    (config.named("a6000_medium").model, of_llama),
-    (config.named("demo_mlm").model, of_mlm),
-)
-
-
-@pytest.mark.parametrize(("model", "forward"), MODELS)
-@pytest.mark.parametrize("remat", ["none", "block"])
-def test_a_language_models_operations_follow_from_its_sizes(
-    model: Any, forward: Any, remat: str
-) -> None:
-    """Each matmul of the forward pass has two gradients that cost the same."""
-    assert model_flops(dataclasses.replace(model, remat=remat)) == 3 * forward(model)
-
-
-def test_recomputation_is_not_counted_for_videos() -> None:
-    tiny = video_ae.Config.tiny()
-    assert model_flops(dataclasses.replace(tiny, remat="block")) == model_flops(tiny)
+def test_each_part_of_the_weights_has_a_checksum_of_names_types_shapes_and_values() -> None:
+    base = {
+        "lpips.a": np.zeros((2, 3), np.float32),
+        "lpips.b": np.zeros(2, np.float32),
+        "teacher.a": np.zeros(2, np.float32),
+    }
+    known = checksums(base)
+    assert set(known) == {"lpips", "teacher"}
+    assert checksums(dict(reversed(base.items()))) == known
+    changes = {
+        "lpips.a": (np.zeros((3, 2), np.float32), np.ones((2, 3), np.float32)),
+        "lpips.b": (np.zeros(2, np.int32),),
+    }
+    for name, arrays in changes.items():
+        for array in arrays:
+            changed = checksums(base | {name: array})
+            assert changed["lpips"] != known["lpips"]
+            assert changed["teacher"] == known["teacher"]
+    renamed = {name.replace("lpips.b", "lpips.c"): array for name, array in base.items()}
+    assert checksums(renamed)["lpips"] != known["lpips"]

@@ -27,6 +27,7 @@ from jaxtrain.storage import json_lines
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training import step_recorder
+from jaxtrain.training.diagnosis import step_times
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.validation import Validation
 
@@ -320,6 +321,26 @@ def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: 
     assert "50% of the time" in mentioned
     assert "--data.workers (now 2)" in mentioned
     assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
+
+
+def test_the_first_window_is_not_compared_between_processes(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It includes the start of the workers."""
+    calls: list[str] = []
+
+    class Recorded(step_times.SlowProcesses):
+        def started(self) -> None:
+            calls.append("started")
+
+        def logged(self) -> None:
+            calls.append("logged")
+
+    monkeypatch.setattr(step_recorder, "SlowProcesses", Recorded)
+    story.begin()
+    for _ in range(LOG_EVERY + 2):
+        story.step()
+    assert calls == ["started", "logged", "logged"]
 
 
 def test_workers_that_fill_the_host_cannot_be_raised(story: Story, said: Any) -> None:
