@@ -166,6 +166,13 @@ def test_a_wrong_value_is_named(arguments: str, expected: str) -> None:
     assert expected in message(*arguments.split())
 
 
+def test_every_section_is_a_value_whose_fields_have_names() -> None:
+    sections = (config.Run, config.Optim, config.Muon, config.Average, config.Mesh, config.Loop)
+    for section in (*sections, config.Checkpoint):
+        assert section.__dataclass_params__.frozen, section  # type: ignore[attr-defined]
+        assert all(field.kw_only for field in dataclasses.fields(section)), section
+
+
 def test_the_batch_arithmetic_is_one_sentence() -> None:
     assert message("--data.batch_size", "70") == (
         "data.batch_size 70 cannot be split: it is the global batch, per device x 8 devices "
