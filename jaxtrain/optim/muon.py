@@ -102,16 +102,14 @@ def muon(
         zeros = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
         squares = None
         if settings.variance_b2 is not None:
-            squares = jax.tree.map(lambda m: jnp.zeros_like(_mean_square(_matrix(m))), zeros)
+            squares = jax.tree.map(lambda m: jnp.zeros_like(_mean_square(m)), zeros)
         return MuonState(jnp.zeros((), jnp.int32), zeros, squares)
 
     def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         beta = momentum_at(settings, state.updates, span)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
-        matrices = {
-            name: _matrix(array) for name, array in ahead.items() if isinstance(array, jax.Array)
-        }
+        matrices = {name: array for name, array in ahead.items() if isinstance(array, jax.Array)}
         if settings.equilibrate:
             matrices = _stacked(_even, matrices)
         given = {name: _stored(array.astype(precision), rule) for name, array in matrices.items()}
@@ -128,9 +126,8 @@ def muon(
         learning_rate = rate(state.updates)
         updates = dict(ahead)
         for name, direction in directions.items():
-            inputs, outputs = direction.shape
+            inputs, outputs = _matrix_shape(direction)
             factor = math.sqrt(max(1.0, outputs / inputs))
-            direction = direction.reshape(ahead[name].shape)
             updates[name] = -learning_rate * factor * direction
             if weight_decay and settings.cautious_decay:
                 assert span is not None, "the caller passes it"
@@ -153,11 +150,6 @@ def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = Non
     down = jnp.clip((count - (span.steps - span.warmdown)) / max(span.warmdown, 1), 0.0, 1.0)
     fallen = (1 - down) * settings.momentum + down * settings.last_momentum
     return jnp.where(down > 0, fallen, risen)
-
-
-def _matrix(array: jax.Array) -> jax.Array:
-    """[..., inputs, outputs] -> [taps * inputs, outputs]."""
-    return array.reshape(-1, array.shape[-1])
 
 
 def _half_cosine(share: jax.Array) -> jax.Array:
@@ -188,21 +180,23 @@ def _norm(matrix: jax.Array) -> jax.Array:
 
 
 def _even(matrix: jax.Array) -> jax.Array:
-    """Scales the column of each output to the root mean square of their norms."""
-    norms = jnp.sqrt(jnp.square(matrix).sum(0, keepdims=True))
-    mean = _norm(matrix) / math.sqrt(matrix.shape[1])
+    """Scales what belongs to each output to the root mean square of their norms."""
+    norms = jnp.sqrt(jnp.square(matrix).sum(tuple(range(matrix.ndim - 1)), keepdims=True))
+    mean = _norm(matrix) / math.sqrt(matrix.shape[-1])
     return matrix * (mean / jnp.maximum(norms, _LEAST_NORM))
 
 
 def _of_orthogonal_norm(matrix: jax.Array) -> jax.Array:
     """Scales to the norm of an orthogonal matrix."""
-    return matrix * (math.sqrt(min(matrix.shape)) / jnp.maximum(_norm(matrix), _LEAST_NORM))
+    norm = math.sqrt(min(_matrix_shape(matrix)))
+    return matrix * (norm / jnp.maximum(_norm(matrix), _LEAST_NORM))
 
 
 def _mean_square(matrix: jax.Array) -> jax.Array:
     """Returns that of each output, or of each input if there are more: along the shorter side."""
-    inputs, outputs = matrix.shape
-    return jnp.square(matrix).mean(0 if outputs >= inputs else 1, keepdims=True)
+    inputs, outputs = _matrix_shape(matrix)
+    of_output = tuple(range(matrix.ndim - 1))
+    return jnp.square(matrix).mean(of_output if outputs >= inputs else -1, keepdims=True)
 
 
 def _steadied(matrix: jax.Array, average: jax.Array, b2: float) -> tuple[jax.Array, jax.Array]:
@@ -227,29 +221,42 @@ def orthogonal(
     """Orthogonalizes each matrix: brings all its singular values near one.
 
     Args:
-        matrices: name -> array of two dimensions; computed and returned in its dtype.
+        matrices: name -> array of two or more dimensions; computed and returned in its dtype.
         rule: where they are stored.
         polar_express: uses its polynomials.
     """
     method = functools.partial(newton_schulz, polar_express=polar_express)
     stacks: dict[tuple[Any, ...], list[str]] = {}
     for name, matrix in matrices.items():
-        axis = None if rule is None else _sharded_axis(rule, matrix)
-        turned = matrix.shape[0] > matrix.shape[1]
-        side = None if axis is None else axis ^ turned  # among (M, N)
-        stacks.setdefault((tuple(sorted(matrix.shape)), side), []).append(name)
+        inputs, outputs = _matrix_shape(matrix)
+        side = None if rule is None else _sharded_side(rule, matrix)
+        side = None if side is None else side ^ (inputs > outputs)  # among (M, N)
+        stacks.setdefault((tuple(sorted((inputs, outputs))), side), []).append(name)
     found: Arrays = {}
     for (_, side), names in stacks.items():
         stack_LMN = jnp.stack([_flat(matrices[name]) for name in names])
         results = _shared_out(method, stack_LMN, side, rule)
-        for name, one in zip(names, results, strict=True):
-            tall = matrices[name].shape[0] > matrices[name].shape[1]
-            found[name] = _stored(one.T if tall else one, rule)
+        for name, result_MN in zip(names, results, strict=True):
+            found[name] = _stored(_shaped(result_MN, matrices[name].shape), rule)
     return found
 
 
-def _flat(matrix: jax.Array) -> jax.Array:
+def _matrix_shape(array: jax.Array) -> tuple[int, int]:
+    """Returns the number of inputs, for a kernel times its taps, and of outputs."""
+    return math.prod(array.shape[:-1]), array.shape[-1]
+
+
+def _flat(array: jax.Array) -> jax.Array:
+    """[..., inputs, outputs] -> [M, N]. Inputs come before taps, so that their shards stay."""
+    matrix = jnp.moveaxis(array, -2, 0).reshape(_matrix_shape(array))
     return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _shaped(flat_MN: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Inverts :func:`_flat`."""
+    *taps, inputs, outputs = shape
+    matrix = flat_MN.T if math.prod(taps) * inputs > outputs else flat_MN
+    return jnp.moveaxis(matrix.reshape(inputs, *taps, outputs), 0, -2)
 
 
 def newton_schulz(x_LMN: jax.Array, polar_express: bool = False) -> jax.Array:
@@ -316,6 +323,9 @@ def _stored(array: jax.Array, rule: sharding.ShardingRule | None) -> jax.Array:
     return array if rule is None else jax.lax.with_sharding_constraint(array, rule(array))
 
 
-def _sharded_axis(rule: sharding.ShardingRule, array: jax.Array) -> int | None:
+def _sharded_side(rule: sharding.ShardingRule, array: jax.Array) -> int | None:
+    """Returns which side of the matrix is sharded, 0 for inputs or 1 for outputs; None if none."""
     spec = rule(array).spec
-    return next((axis for axis, name in enumerate(spec) if name is not None), None)
+    axis = next((axis for axis, name in enumerate(spec) if name is not None), -1)
+    side = axis - (array.ndim - 2)
+    return side if side >= 0 else None

@@ -173,10 +173,12 @@ def flat(kernels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 # ---- sharded ----------------------------------------------------------------------------------
 
 
-def spread(data: int, fsdp: int, shard: str) -> tuple[ShardingRule, jax.stages.Compiled, dict]:
+def spread(
+    data: int, fsdp: int, shard: str, arrays: dict[str, np.ndarray] | None = None
+) -> tuple[ShardingRule, jax.stages.Compiled, dict]:
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=1)  # type: ignore[arg-type]
     rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
-    given = {name: jax.device_put(array, rule(array)) for name, array in matrices().items()}
+    given = {n: jax.device_put(array, rule(array)) for n, array in (arrays or matrices()).items()}
     where = {name: rule(array) for name, array in given.items()}
     whole = jax.jit(lambda m: muon.orthogonal(m, rule), in_shardings=(where,), out_shardings=where)
     return rule, whole.lower(given).compile(), given
@@ -203,6 +205,18 @@ def test_communication_volume_is_at_most_that_of_one_gather(layout: tuple[int, i
     if data == 1:  # to complete matrices and back; the three square ones are padded to eight
         eight = 4 * 8 * (16 * 64 + 16 * 16)
         assert sent == 2 * eight / fsdp * (fsdp - 1) / fsdp
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 8, 16), (3, 3, 16, 8), (3, 3, 3, 16, 8), (1, 1, 8, 128)])
+def test_shards_of_kernels_become_whole_matrices_without_a_gather(shape: tuple[int, ...]) -> None:
+    """Each device sends its shards of seven of the eight kernels, and later seven results."""
+    rng = np.random.default_rng(0)
+    kernels = {f"{n}": np.float32(rng.standard_normal(shape)) for n in range(8)}
+    _, program, given = spread(1, 8, "params", kernels)
+    found = collectives(program.as_text(), 8)
+    assert sum(one.times * one.wire_bytes for one in found) == 2 * 4 * math.prod(shape) * 7 / 8
+    for name, array in program(given).items():
+        assert array.sharding == given[name].sharding
 
 
 # ---- with other parameters --------------------------------------------------------------------
