@@ -25,6 +25,8 @@ LAYOUT = {
     "h100_48": ((5, 1, 240), (6, 8, "params"), 3),
     "h100_64": ((4, 1, 256), (8, 8, "params"), 4),
     "a800_8": ((2, 8, 128), (1, 8, "optimizer"), 2),
+    "taehv_h100_1": ((16, 1, 16), (1, 1, "optimizer"), 2),
+    "taehv_h100_8": ((8, 1, 64), (1, 8, "optimizer"), 2),
     "taew2_2_h100_1": ((8, 16, 128), (1, 1, "optimizer"), 2),
     "taew2_2_h100_8": ((8, 2, 128), (1, 8, "optimizer"), 2),
     "wan2_2_decoder_h100_1": ((2, 16, 32), (1, 1, "optimizer"), 2),
@@ -96,6 +98,18 @@ def test_video_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (data.brightness, data.contrast, data.saturation, data.hue) == (0.15, 0.15, 0.15, 0.08)
     assert data.blur_sigma == (0.1, 2.0)
     assert data.flip
+
+
+@pytest.mark.parametrize("name", ["taehv_h100_1", "taehv_h100_8"])
+def test_the_recipe_of_taehv(runs: dict[str, config.Run], name: str) -> None:
+    """Of github.com/madebyollin/seraena: the crops, frames, rates, adversary, and average."""
+    run = runs[name]
+    model, data, optim = run.model, run.data, run.optim
+    assert (data.crop, model.frames) == ((64, 64), 12)
+    assert (data.min_frame_delta, data.max_frame_delta) == (1, 5)
+    assert (model.adversary.weight, model.adversary.frames, model.adversary.crop) == (0.5, 3, None)
+    assert (optim.peak_lr, optim.b1, optim.b2) == (3e-4, 0.9, 0.95)
+    assert (optim.average.rule, optim.average.decay) == ("ramp", 0.95)
 
 
 @pytest.mark.parametrize(("name", "depth", "steps"), GPT_OF_2026)
