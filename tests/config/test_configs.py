@@ -107,7 +107,8 @@ def test_the_recipe_of_taehv(runs: dict[str, config.Run], name: str) -> None:
     model, data, optim = run.model, run.data, run.optim
     assert (data.crop, model.frames) == ((64, 64), 12)
     assert (data.min_frame_delta, data.max_frame_delta) == (1, 5)
-    assert (model.adversary.weight, model.adversary.frames, model.adversary.crop) == (0.5, 3, None)
+    assert (model.reconstruction_weight, model.adversary.weight) == (1, 1)
+    assert (model.adversary.frames, model.adversary.crop) == (3, None)
     assert (optim.peak_lr, optim.b1, optim.b2) == (3e-4, 0.9, 0.95)
     assert (optim.average.rule, optim.average.decay) == ("ramp", 0.95)
 
