@@ -1,6 +1,7 @@
 """Video autoencoder, 12x480x720, on one node of 8 H100 (80 GB).
 
-The optimizer state is sharded over the eight GPUs; each GPU has a full copy of the parameters.
+Parameters and optimizer state are sharded over the eight GPUs; each step gathers the parameters
+once, in bfloat16.
 
 Guide: docs/guides/video-autoencoder.md. A specialist would change the loss, which is only the
 squared error and blurs: add LPIPS and the adversary (its section "Losses" has the command). And

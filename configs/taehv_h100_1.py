@@ -3,7 +3,7 @@
 Validates and chooses the best checkpoint on complete clips of 12x480x720. As in TAEHV's published
 recipe: crops, frames up to five apart, batches of 16, an adversary, and an average of the
 parameters. Differs from it in Muon for kernels and in the initial parameters, which trained better
-on a small scale (docs/results.md), and in having no teacher. No run on a GPU has been made yet.
+on a small scale (benchmarks/LOG.md), and in having no teacher. No run on a GPU has been made yet.
 
 Guide: docs/guides/video-autoencoder.md, "Crops". A specialist would use more than 20 validation
 clips, which choose the best checkpoint, and evaluate with LPIPS: PSNR does not see what the
@@ -25,11 +25,13 @@ run = config.named("h100_8").override(
         "data.max_frame_delta": 5,
         "data.batch_size": 16,
         "optim.muon": config.Muon(peak_lr=2.5e-3),
-        "optim.average": config.Average(rule="ramp", decay=0.95, every=8),  # about 2 s, as published
+        "optim.average": config.Average(
+            rule="ramp", decay=0.95, every=8
+        ),  # published: every 2 s, of 242 steps/min
         "optim.peak_lr": 3e-4,
         "optim.accumulate": 1,
         "mesh.fsdp": 1,
-        "loop.steps": 100_000,  # three times the published number
+        "loop.steps": 100_000,  # published: 34,500
         "loop.log_every": 100,
         "loop.eval_every": 5000,
         "checkpoint.every": 5000,

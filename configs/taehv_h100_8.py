@@ -1,7 +1,7 @@
 """Video autoencoder (TAEHV) from scratch on 64x64 crops, on one node of 8 H100 (80 GB).
 
 Differs from `taehv_h100_1` in batches four times as large. A run on one GPU with more steps may be
-as good: small batches trained better in the study in docs/results.md.
+as good: on a small scale, small batches trained better (benchmarks/LOG.md).
 
 Guide: docs/guides/video-autoencoder.md, "Crops". A specialist would change what `taehv_h100_1`
 names.

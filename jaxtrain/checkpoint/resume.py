@@ -355,8 +355,8 @@ def is_in(directory: Path, start_from: Path | None) -> bool:
 def trained_checkpoint(source: Path) -> Path:
     """Returns the checkpoint at a path, for a command that uses a trained model.
 
-    That is the path itself, or in a run directory the best checkpoint, or else the newest; only
-    intact ones count. Nothing is moved.
+    That is the path itself if it is a complete checkpoint, or in a run directory the best intact
+    one, or else the newest intact one. Nothing is moved.
 
     Raises:
         InputError: the path is neither a checkpoint nor a run directory with an intact one.

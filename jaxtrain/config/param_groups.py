@@ -54,7 +54,7 @@ class Role:
 Groups = Mapping[str, Group | Role]
 
 
-def apart(groups: Groups) -> dict[str, Group]:
+def separate_groups(groups: Groups) -> dict[str, Group]:
     """Returns the groups with their own optimizer."""
     return {name: group for name, group in groups.items() if isinstance(group, Group)}
 
@@ -75,10 +75,11 @@ def check_trained(freeze: Collection[str], trained: Collection[str], groups: Gro
     Raises:
         InputError: only such groups are left; a discriminator alone is of no use.
     """
-    separate = tuple(group.prefix for group in apart(groups).values())
-    if freeze and separate and all(name.startswith(separate) for name in trained):
+    separate = separate_groups(groups)
+    prefixes = tuple(group.prefix for group in separate.values())
+    if freeze and separate and all(name.startswith(prefixes) for name in trained):
         raise InputError(
-            f"model.freeze={' '.join(freeze)} leaves only {' and '.join(apart(groups))} to train: "
+            f"model.freeze={' '.join(freeze)} leaves only {' and '.join(separate)} to train: "
             "drop one of the paths",
             about="model.freeze",
         )

@@ -38,8 +38,9 @@ class Muon(bounds.Section):
     """Muon for the matrices of a model's blocks, and for kernels of convolutions. See
     https://kellerjordan.github.io/posts/muon/.
 
-    Embeddings and output layers of language models use AdamW with their own learning rates, all
-    other parameters AdamW with optim.peak_lr. All follow one schedule.
+    Embeddings, output layers, and trained scalars of language models use AdamW with their own
+    learning rates, all other parameters AdamW with optim.peak_lr. All follow one schedule, except a
+    discriminator (model.adversary.peak_lr).
     """
 
     section = "optim.muon"
@@ -67,12 +68,13 @@ class Muon(bounds.Section):
     """Orthogonalize with the five different polynomials of Polar Express, which come closer than
     five times the same one."""
     variance_b2: bounds.Fraction | None = None
-    """Divide the update of each output of a matrix, or of each input if there are more of them, by
-    the root of its mean square, whose decay per step this is; the norm of the matrix's update stays
-    the same. None turns it off."""
+    """Variance reduction: divide the update of each output of a matrix (of each input, if there are
+    more of them) by the root of a moving average of its mean square, and keep the norm of the
+    matrix's update. This is the average's decay per step. None turns it off."""
     cautious_decay: bool = False
     """Apply optim.weight_decay to matrices only where it agrees with the update in sign, and lower
-    it from the first to the last step to zero, by half a cosine."""
+    it from the first to the last step to zero, by half a cosine. It is then also multiplied by
+    max(1, outputs / inputs)^0.5."""
     scalar_lr: bounds.Positive = 0.5
     """AdamW peak learning rate of trained scalars, multiplied by the model's factor for each of
     them."""

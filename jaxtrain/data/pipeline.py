@@ -271,7 +271,16 @@ class _Placement:
         given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
         expected = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
         if given != expected:
-            raise InputError(f"the data yields examples {given}, but the model requires {expected}")
+            differences = [
+                f"{name} is {given.get(name, 'missing')} in the data and "
+                f"{expected.get(name, 'not')} in the model"
+                for name in sorted(given.keys() | expected.keys())
+                if given.get(name) != expected.get(name)
+            ]
+            raise InputError(
+                f"the data has other arrays than the model: {'; '.join(differences)}: correct the "
+                "model's batch_spec (jaxtrain/models/contract.py lists the arrays of each data set)"
+            )
         return {
             name: self._placed(part.shape, [rows[name] for rows in local])
             for name, part in self._spec.items()

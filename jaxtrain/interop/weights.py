@@ -18,8 +18,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import restore
-from jaxtrain.config import invocation
-from jaxtrain.config import param_groups as parameter_groups
+from jaxtrain.config import invocation, param_groups
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface
 from jaxtrain.models import from_file, weight_table
@@ -195,7 +194,7 @@ def params_for(
             notes += _check_guess(model, model.guess(tensors, str(path)), path)
             unclear = model.ambiguity(tensors, str(path))
             notes += [unclear.replace("--trim", "--model.trim")] if unclear else []
-    groups = parameter_groups.apart(model.optimizer_groups())
+    groups = param_groups.separate_groups(model.optimizer_groups())
     apart = tuple(group.prefix for group in groups.values())
     fitting = {
         name: array

@@ -295,8 +295,8 @@ class ModelConfig(bounds.Section):
             InputError: the arrays do not determine it, or are not of this model.
         """
         raise InputError(
-            f"{source}: the number of attention heads does not follow from its {len(tensors)} "
-            "arrays: pass a folder that has them together with their config.json"
+            f"{source}: the sizes of the model do not follow from its {len(tensors)} arrays: pass "
+            "a folder that has them together with their config.json"
         )
 
     @classmethod

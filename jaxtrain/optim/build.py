@@ -16,14 +16,14 @@ of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxtrain import config
-from jaxtrain.config import param_groups as parameter_groups
+from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
 from jaxtrain.optim import ema, muon
 from jaxtrain.sharding import HasShape, ShardingRule
@@ -141,7 +141,7 @@ def schedule_change(
     )
 
 
-def decays(name: str, array: HasShape, groups: parameter_groups.Groups) -> bool:
+def decays(name: str, array: HasShape, groups: param_groups.Groups) -> bool:
     """Returns whether weight decay applies to a parameter, whatever its optimizer.
 
     It applies to arrays of two and more dimensions (matrices, kernels), but not to biases, norms
@@ -152,13 +152,13 @@ def decays(name: str, array: HasShape, groups: parameter_groups.Groups) -> bool:
         array: the parameter, or its shape.
         groups: of the model.
     """
-    roles = parameter_groups.roles(groups).values()
+    roles = param_groups.roles(groups).values()
     embeds = any(role.role != "matrix" and name.startswith(role.prefix) for role in roles)
     return len(array.shape) >= 2 and not embeds
 
 
 def check_partition(
-    params: Mapping[str, HasShape], members_of: Mapping[str, frozenset[str]]
+    params: Mapping[str, HasShape], members_of: Mapping[str, Collection[str]]
 ) -> None:
     """Checks that each parameter is in exactly one group, and that groups have no other names.
 
@@ -183,7 +183,7 @@ def make_optimizer(
     settings: config.Optim,
     total_steps: int,
     params: Mapping[str, HasShape],
-    others: parameter_groups.Groups | None = None,
+    groups: param_groups.Groups | None = None,
     rule: ShardingRule | None = None,
     precision: config.Precision = "bfloat16",
 ) -> optax.GradientTransformation:
@@ -198,8 +198,8 @@ def make_optimizer(
         settings: rates, decay, clipping.
         total_steps: steps of the run.
         params: dotted name -> array or shape; ``init`` and ``update`` take the same flat dict.
-        others: groups of the model. A separate group has its own rate and clipping, and its
-            gradients do not count in the global norm of the others; roles matter for
+        groups: groups of the model. A separate group has its own rate and clipping, and its
+            gradients do not count in the global norm of the rest; roles matter for
             ``optim.muon`` and weight decay (:func:`decays`).
         rule: where arrays are stored; Muon uses it to distribute its work over the devices.
         precision: of Muon's matmuls; everything else is float32.
@@ -207,7 +207,7 @@ def make_optimizer(
     Raises:
         InputError: ``optim.muon`` is set, but the model has no matrices for it.
     """
-    separate = parameter_groups.apart(others or {})
+    separate = param_groups.separate_groups(groups or {})
     owner = {name: _owner(name, separate) for name in params}
     main_params = {name: array for name, array in params.items() if owner[name] is None}
     of_matrices = functools.partial(
@@ -217,17 +217,18 @@ def make_optimizer(
         weight_decay=settings.weight_decay,
         span=muon.Span(total_steps, warmdown_steps(settings, total_steps)),
     )
-    transforms, labels = _main(settings, total_steps, main_params, others or {}, of_matrices)
-    labels |= {name: "no_decay" for name in params if name not in main_params}  # masked out before
+    transforms, labels = _main(settings, total_steps, main_params, groups or {}, of_matrices)
+    # `optax.partition` needs a label for each name; the outer one masks these.
+    labels |= {name: "no_decay" for name in params if name not in main_params}
     parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
     if settings.average is not None:
         parts_of_main.append(ema.averaging(settings.average))
     main = optax.chain(*parts_of_main)
     if not separate:
         return main
-    decayed = {name: decays(name, array, others or {}) for name, array in params.items()}
+    decayed = {name: decays(name, array, groups or {}) for name, array in params.items()}
     parts = {"main": main} | {
-        name: _of_group(other, settings, decayed) for name, other in separate.items()
+        name: _of_group(group, settings, decayed) for name, group in separate.items()
     }
     return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
 
@@ -236,7 +237,7 @@ def _main(
     settings: config.Optim,
     total_steps: int,
     params: Mapping[str, HasShape],
-    others: parameter_groups.Groups,
+    groups: param_groups.Groups,
     of_matrices: Callable[[config.Muon, optax.Schedule], optax.GradientTransformation],
 ) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
     """Returns optimizers by label, and the label of each parameter outside separate groups."""
@@ -246,19 +247,19 @@ def _main(
         "no_decay": _adamw(settings, rate, 0.0),
     }
     labels = {
-        name: "decay" if decays(name, array, others) else "no_decay"
+        name: "decay" if decays(name, array, groups) else "no_decay"
         for name, array in params.items()
     }
     if settings.muon is None:
         return transforms, labels
-    roles = parameter_groups.roles(others)
+    roles = param_groups.roles(groups)
     if not any(role.role == "matrix" for role in roles.values()):
         raise InputError(
             "optim.muon is set, but this model has no matrices for it: set --optim.muon None"
         )
+    members = {label: _members(role, params) for label, role in roles.items()}
     for label, role in roles.items():
-        members = _members(role, params)
-        if not members:
+        if not members[label]:
             raise ValueError(
                 f"the model's group {label} has no parameters: none begins with {role.prefix!r}"
             )
@@ -268,36 +269,41 @@ def _main(
             if role.role == "matrix"
             else _adamw(settings, peak, role.weight_decay, role.b1, role.b2)
         )
-        labels |= dict.fromkeys(members, label)
-    members_of = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
-    check_partition(params, members_of)
+        labels |= dict.fromkeys(members[label], label)
+    with_role = set().union(*members.values())
+    check_partition(params, members | {"peak_lr": set(params) - with_role})
     return transforms, labels
 
 
+def rate_flag(settings: config.Optim) -> str:
+    """Returns the flag that sets the learning rate of the matrices, for advice in messages."""
+    return "--optim.peak_lr" if settings.muon is None else "--optim.muon.peak_lr"
+
+
 def muon_sentence(
-    settings: config.Muon, params: Mapping[str, HasShape], others: parameter_groups.Groups
+    settings: config.Muon, params: Mapping[str, HasShape], groups: param_groups.Groups
 ) -> str:
     """Describes the peak rate of each role, and which parameters use ``optim.peak_lr``.
 
     Args:
         settings: Muon's settings.
         params: dotted name -> array.
-        others: groups of the model.
+        groups: groups of the model.
     """
-    roles = parameter_groups.roles(others)
+    roles = param_groups.roles(groups)
     rates = [f"{label} {_peak(role, settings):.4g}" for label, role in roles.items()]
-    left = _with_peak_lr(params, others)
+    left = _with_peak_lr(params, groups)
     rest = f"{len(left)} parameters, such as {min(left)}, use" if left else "no parameter uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
 
 
 def without_effect(
-    settings: config.Optim, params: Mapping[str, HasShape], others: parameter_groups.Groups
+    settings: config.Optim, params: Mapping[str, HasShape], groups: param_groups.Groups
 ) -> str | None:
     """Returns a warning if no parameter uses ``optim.peak_lr``, and names the fields that count."""
-    if settings.muon is None or _with_peak_lr(params, others):
+    if settings.muon is None or _with_peak_lr(params, groups):
         return None
-    roles = {role.role for role in parameter_groups.roles(others).values()}
+    roles = {role.role for role in param_groups.roles(groups).values()}
     fields = {
         "matrix": "peak_lr",
         "embedding": "embedding_lr",
@@ -311,9 +317,9 @@ def without_effect(
     )
 
 
-def _with_peak_lr(params: Mapping[str, HasShape], others: parameter_groups.Groups) -> list[str]:
+def _with_peak_lr(params: Mapping[str, HasShape], groups: param_groups.Groups) -> list[str]:
     """Returns the parameters that use ``optim.peak_lr`` although ``optim.muon`` is set."""
-    roles, separate = parameter_groups.roles(others), parameter_groups.apart(others)
+    roles, separate = param_groups.roles(groups), param_groups.separate_groups(groups)
     taken = set().union(*(_members(role, params) for role in roles.values()))
     return [name for name in params if name not in taken and _owner(name, separate) is None]
 
@@ -345,7 +351,7 @@ def _peak(role: config.Role, settings: config.Muon) -> float:
     return role.scale * rates[role.role]
 
 
-def _owner(name: str, separate: Mapping[str, parameter_groups.Group]) -> str | None:
+def _owner(name: str, separate: Mapping[str, param_groups.Group]) -> str | None:
     return next(
         (group for group, settings in separate.items() if name.startswith(settings.prefix)), None
     )

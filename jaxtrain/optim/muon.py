@@ -6,8 +6,9 @@ coefficients as in nanochat at c75fe54), or with five steps of Polar Express
 (https://arxiv.org/abs/2505.16932). This needs the full matrix. Matrices of one shape are
 stacked and distributed over the `n` devices: each receives some full matrices and sends the results
 back. So per matrix a device sends `2 / n` of it, where an all-gather sends nearly all of it, and a
-device computes one matrix in `n`. A kernel [..., in, out] is the matrix of its taps and inputs by
-its outputs, as in https://github.com/KellerJordan/cifar10-airbench.
+device computes one matrix in `n` (:func:`_distributed` has the exceptions). A kernel
+[..., in, out] is the matrix of its taps and inputs by its outputs, as in
+https://github.com/KellerJordan/cifar10-airbench.
 
 The steps run in the dtype of the run's computation. If a momentum is nearly singular, five steps
 multiply its small components by up to 3.4445^5 = 485, rounding errors included. A difference of
@@ -111,17 +112,17 @@ def muon(
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
         matrices = {name: array for name, array in ahead.items() if isinstance(array, jax.Array)}
         if settings.equilibrate:
-            matrices = _stacked(_even, matrices)
-        given = {name: _stored(array.astype(precision), rule) for name, array in matrices.items()}
-        results = orthogonal(given, rule, polar_express=settings.polar_express)
+            matrices = _map_by_shape(_equilibrated, matrices)
+        rounded = {n: _stored(array.astype(precision), rule) for n, array in matrices.items()}
+        results = orthogonal(rounded, rule, polar_express=settings.polar_express)
         directions = {name: array.astype(jnp.float32) for name, array in results.items()}
         if settings.polar_express:
-            directions = _stacked(_of_orthogonal_norm, directions)
+            directions = _map_by_shape(_of_orthogonal_norm, directions)
         variance = None if state.variance is None else dict(state.variance)
         if variance is not None:
             assert settings.variance_b2 is not None, "the state has it only then"
-            steadied = functools.partial(_steadied, b2=settings.variance_b2)
-            for name, result in _stacked(steadied, directions, variance).items():
+            with_even_variance = functools.partial(_with_even_variance, b2=settings.variance_b2)
+            for name, result in _map_by_shape(with_even_variance, directions, variance).items():
                 directions[name], variance[name] = result
         learning_rate = rate(state.updates)
         updates = dict(ahead)
@@ -145,8 +146,9 @@ def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = Non
     """Returns the momentum after ``count`` steps, float32 []."""
     share = jnp.minimum(count / max(settings.momentum_steps, 1), 1.0)
     risen = (1 - share) * settings.first_momentum + share * settings.momentum
-    if settings.last_momentum is None or span is None:
+    if settings.last_momentum is None:
         return risen
+    assert span is not None, "the caller passes it"
     down = jnp.clip((count - (span.steps - span.warmdown)) / max(span.warmdown, 1), 0.0, 1.0)
     fallen = (1 - down) * settings.momentum + down * settings.last_momentum
     return jnp.where(down > 0, fallen, risen)
@@ -157,18 +159,18 @@ def _half_cosine(share: jax.Array) -> jax.Array:
     return 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0)))
 
 
-def _stacked(function: Callable[..., Any], *given: Mapping[str, jax.Array]) -> dict[str, Any]:
+def _map_by_shape(function: Callable[..., Any], *arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
     """Applies a function to the arrays of each name.
 
     Arrays of one shape are stacked, so that the program has the operations once for each shape, and
     not for each matrix.
     """
     shapes: dict[tuple[int, ...], list[str]] = {}
-    for name, matrix in given[0].items():
+    for name, matrix in arrays[0].items():
         shapes.setdefault(matrix.shape, []).append(name)
     results: dict[str, Any] = {}
     for names in shapes.values():
-        stacks = (jnp.stack([arrays[name] for name in names]) for arrays in given)
+        stacks = (jnp.stack([argument[name] for name in names]) for argument in arrays)
         parts, tree = jax.tree.flatten(jax.vmap(function)(*stacks))
         for name, leaves in zip(names, zip(*parts, strict=True), strict=True):
             results[name] = jax.tree.unflatten(tree, leaves)
@@ -179,7 +181,7 @@ def _norm(matrix: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.square(matrix).sum())
 
 
-def _even(matrix: jax.Array) -> jax.Array:
+def _equilibrated(matrix: jax.Array) -> jax.Array:
     """Scales what belongs to each output to the root mean square of their norms."""
     norms = jnp.sqrt(jnp.square(matrix).sum(tuple(range(matrix.ndim - 1)), keepdims=True))
     mean = _norm(matrix) / math.sqrt(matrix.shape[-1])
@@ -199,7 +201,9 @@ def _mean_square(matrix: jax.Array) -> jax.Array:
     return jnp.square(matrix).mean(of_output if outputs >= inputs else -1, keepdims=True)
 
 
-def _steadied(matrix: jax.Array, average: jax.Array, b2: float) -> tuple[jax.Array, jax.Array]:
+def _with_even_variance(
+    matrix: jax.Array, average: jax.Array, b2: float
+) -> tuple[jax.Array, jax.Array]:
     """Divides by the root of the average of mean squares, and keeps the norm of the matrix.
 
     Returns:
@@ -208,7 +212,7 @@ def _steadied(matrix: jax.Array, average: jax.Array, b2: float) -> tuple[jax.Arr
     squares = _mean_square(matrix)
     average = b2 * average + (1 - b2) * squares
     scales = jax.lax.rsqrt(jnp.maximum(average, _LEAST_SQUARE))
-    before, after = (jnp.sqrt(one.sum()) for one in (squares, squares * jnp.square(scales)))
+    before, after = (jnp.sqrt(mean.sum()) for mean in (squares, squares * jnp.square(scales)))
     return matrix * scales * (before / jnp.maximum(after, _LEAST_SQUARE)), average
 
 
@@ -232,13 +236,13 @@ def orthogonal(
         side = None if rule is None else _sharded_side(rule, matrix)
         side = None if side is None else side ^ (inputs > outputs)  # among (M, N)
         stacks.setdefault((tuple(sorted((inputs, outputs))), side), []).append(name)
-    found: Arrays = {}
+    orthogonalized: Arrays = {}
     for (_, side), names in stacks.items():
         stack_LMN = jnp.stack([_flat(matrices[name]) for name in names])
-        results = _shared_out(method, stack_LMN, side, rule)
+        results = _distributed(method, stack_LMN, side, rule)
         for name, result_MN in zip(names, results, strict=True):
-            found[name] = _stored(_shaped(result_MN, matrices[name].shape), rule)
-    return found
+            orthogonalized[name] = _stored(_shaped(result_MN, matrices[name].shape), rule)
+    return orthogonalized
 
 
 def _matrix_shape(array: jax.Array) -> tuple[int, int]:
@@ -278,17 +282,18 @@ def newton_schulz(x_LMN: jax.Array, polar_express: bool = False) -> jax.Array:
     return x_LMN
 
 
-def _shared_out(
+def _distributed(
     method: Callable[[jax.Array], jax.Array],
     stack_LMN: jax.Array,
     side: int | None,
     rule: sharding.ShardingRule | None,
 ) -> jax.Array:
-    """Runs :func:`newton_schulz` on a stack whose matrices are distributed over devices.
+    """Runs a method on a stack, and distributes its matrices over devices.
 
     If the number of devices divides the number of matrices, it uses all of them. Otherwise it uses
     the ``fsdp`` axis and pads the stack with zeros: with all devices, results would be gathered
-    over ``data``, too, and the padding would make that more than one gather.
+    over ``data``, too, and the padding would make that more than one gather. If it does not divide
+    them and the matrices are not sharded, every device computes all of them.
     """
     if rule is None or rule.mesh.size == 1:
         return method(stack_LMN)
@@ -302,14 +307,14 @@ def _shared_out(
     # Shardings in order: as stored, in shards along fsdp; also split along data, which needs no
     # communication; full matrices on each device.
     sides = [fsdp if number == side else None for number in range(2)]
-    apart = [PartitionSpec(data, *sides), PartitionSpec(sharding.AXES)]
-    ways = [PartitionSpec(None, *sides), *(apart if even else [PartitionSpec(fsdp)])]
+    split = [PartitionSpec(data, *sides), PartitionSpec(sharding.AXES)]
+    specs = [PartitionSpec(None, *sides), *(split if even else [PartitionSpec(fsdp)])]
     constrained = _constraint(rule)
-    for way in ways:
-        stack_LMN = constrained(stack_LMN, way)
+    for spec in specs:
+        stack_LMN = constrained(stack_LMN, spec)
     result_LMN = method(stack_LMN)
-    for way in reversed(ways):
-        result_LMN = constrained(result_LMN, way)
+    for spec in reversed(specs):
+        result_LMN = constrained(result_LMN, spec)
     return result_LMN[:count]
 
 

@@ -30,7 +30,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
-from jaxtrain.optim.build import warmup_steps
+from jaxtrain.optim.build import rate_flag, warmup_steps
 from jaxtrain.sharding import make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
@@ -684,7 +684,7 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
-    return checked(compiled) if flags.debug else compiled
+    return checked(compiled, rate_flag(setup.run.optim)) if flags.debug else compiled
 
 
 def replayed(

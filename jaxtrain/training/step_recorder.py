@@ -15,6 +15,7 @@ from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import InputError
+from jaxtrain.optim.build import rate_flag
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.console import console_line, validation_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
@@ -289,7 +290,7 @@ class StepRecorder:
         Args:
             shown: the origin that the message already has.
         """
-        lower = "lower --optim.peak_lr"
+        lower = f"lower {rate_flag(self._run.optim)}"
         if not self._run.loop.find_nan:
             return f"{lower}, or find the cause with --loop.find_nan True"
         if shown or self._first_origin is None:

@@ -5,7 +5,7 @@ Neither data nor devices are needed, so ``plan`` and ``bench`` use this, too.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -120,6 +120,7 @@ class StepSetup:
             donate: reuse the memory of the state.
             profiled: see :func:`jaxtrain.xla.options.options`.
         """
+        separate = param_groups.separate_groups(self.run.model.optimizer_groups())
         step = build_train_step(
             self.definition,
             self.optimizer,
@@ -127,7 +128,7 @@ class StepSetup:
             self.rule,
             skip_step.detector(
                 self.run.optim,
-                {name: group.prefix for name, group in _separate_groups(self.run).items()},
+                {name: group.prefix for name, group in separate.items()},
                 warmup_steps(self.run.optim, self.total),
             ),
             precision=self.run.precision,
@@ -187,7 +188,7 @@ def build_step_setup(
         say(f"frozen: {parameters - parameter_count(trained):,} parameters ({' '.join(freeze)})")
     say(batch_sentence(run))
     largest = run.model.largest_rate
-    if largest is not None and run.optim.peak_lr > largest:
+    if largest is not None and run.optim.peak_lr > largest and run.optim.muon is None:
         say(
             f"warning: --optim.peak_lr {run.optim.peak_lr:g} is high for layers as wide as this "
             f"model's, and training may diverge: use at most {largest:.2g}"
@@ -223,11 +224,6 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
         loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
         run = dataclasses.replace(run, loop=loop)
     return build_step_setup(run, mesh, _SOME_EXAMPLES, lambda line: None)
-
-
-def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
-    """Returns the groups of parameters with an optimizer of their own."""
-    return param_groups.apart(run.model.optimizer_groups())
 
 
 def batch_sentence(run: config.Run) -> str:

@@ -1,7 +1,8 @@
 """What all video autoencoders have in common: clips, losses, metrics and samples.
 
-A subclass of :class:`Config` has the fields of its network, and one of :class:`Autoencoder` the
-network itself. The small autoencoder (:mod:`.autoencoder`) and Wan's (:mod:`..wan_vae`) are two.
+A subclass of :class:`ReconstructionConfig` has the fields of its network, and one of
+:class:`Reconstruction` the network itself. The small autoencoder (:mod:`.autoencoder`) and Wan's
+(:mod:`..wan_vae`) are two.
 
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
@@ -82,7 +83,8 @@ class ReconstructionConfig(ModelConfig):
         if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
             raise InputError(
                 f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
-                f"at least {lpips.LEAST_SIDE} for each",
+                f"at least {lpips.LEAST_SIDE} for each: enlarge them, or set --model.perceptual "
+                "None",
                 about=("model.height", "model.width", "model.perceptual"),
             )
 
@@ -309,11 +311,11 @@ class Reconstruction(Model):
         metrics: Sums = {"reconstruction_loss": (error, weight)}
         if self.teacher is not None:
             assert out.teacher_latents is not None, "there is a teacher"
-            far = (
+            encoder_error = (
                 jnp.square(out.encoded - out.teacher_latents).mean((1, 2, 3, 4)) * weight_B
             ).sum()
-            total += self.teacher.encoder_weight * far
-            metrics["encoder_loss"] = (far, weight)
+            total += self.teacher.encoder_weight * encoder_error
+            metrics["encoder_loss"] = (encoder_error, weight)
         if self.lpips is not None:
             distance = (self._lpips_BT(out.target, out.reconstruction).mean(1) * weight_B).sum()
             total += self.perceptual_weight * distance

@@ -260,7 +260,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def checked(step: TrainStep) -> TrainStep:
+def checked(step: TrainStep, rate_flag: str) -> TrainStep:
     """Wraps a step so that it checks its metrics and the new parameters for NaN/Inf.
 
     It waits for each step. (``jax_debug_nans`` does not check ahead-of-time compiled functions.)
@@ -285,7 +285,7 @@ def checked(step: TrainStep) -> TrainStep:
                 f"step {number} (examples from {first} on) computes NaN/Inf in "
                 f"{', '.join(bad[:5])}"
                 + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-                + ": lower --optim.peak_lr, or check these examples"
+                + f": lower {rate_flag}, or check these examples"
             )
         return following, metrics
 

@@ -386,7 +386,7 @@ main.console()
 
 def test_a_checked_step_reports_the_arrays_with_nan_or_inf() -> None:
     stepper = toy.stepper(toy.Config(), fsdp=8)
-    stepper.compiled = nan_origin.checked(stepper.compiled)  # type: ignore[assignment]
+    stepper.compiled = nan_origin.checked(stepper.compiled, "--rate")  # type: ignore[assignment]
     batch = toy.random_batch(stepper.spec)
     stepper(batch)
     stepper(batch)
