@@ -116,7 +116,7 @@ def progress_of(
     validates = run.loop.eval_every is not None and is_due(
         position.done, run.loop.eval_every, setup.total
     )
-    run_progress.evaluation_due = validates and not run_progress.has(position)
+    run_progress.validation_due = validates and not run_progress.has(position)
     earlier = run_progress.last_by_another_criterion
     if earlier is not None and earlier.value is not None and criterion.metric is not None:
         same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (

@@ -527,7 +527,7 @@ def open_step(
     """
     run, say, mirror, position = built.run, log.say, directory.mirror, directory.position
     profiler.check(profiler.span(flags.profile), position.done, built.total, say)
-    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.evaluation_due))
+    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
     run_directory.write_config(directory.path, first.meta.config, say)
     workers = workers_here(run, directory.mesh)
     if run.data.workers != 0:  # chosen, and no worker processes: the line would explain nothing
@@ -579,7 +579,7 @@ def open_step(
             built.total,
             warmup_steps(run.optim, built.total),
             lambda done: float(built.schedule(done)),
-            position.done - first.run_progress.evaluation_due,
+            position.done - first.run_progress.validation_due,
             say,
         ),
         recorder=recorder,
