@@ -49,7 +49,7 @@ DATA = "data"
 STATE = "state"  # folder of the arrays, in that of a checkpoint
 
 PIECE_BYTES = 2**26
-_FORMAT = 3
+_FORMAT = 4
 _BUFFER_BYTES = 2**20
 # hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8

@@ -60,7 +60,7 @@ class Rollback:
                 not help.
         """
         done, seen = int(state.step), int(state.examples_seen)
-        bad = int(state.guard["bad_in_a_row"])
+        bad = int(state.skip_step["bad_in_a_row"])
         trouble = f"{bad} bad steps in a row at step {done + 1} (see bad_steps.jsonl)"
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
@@ -84,11 +84,12 @@ class Rollback:
             array.delete()
         restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
-        guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
+        detector_state = restored.skip_step
+        no_bad_steps = {"bad_in_a_row": jnp.zeros_like(detector_state["bad_in_a_row"])}
         state = dataclasses.replace(
             restored,
             examples_seen=placed,
-            guard=guarding,
+            skip_step=detector_state | no_bad_steps,
             extras=file_weights | restored.extras,
         )
         position = Position.of_checkpoint(pointer.read_meta(path))

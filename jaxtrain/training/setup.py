@@ -553,7 +553,7 @@ def open_step(
         position,
         batches,
         directory.mesh,
-        bad_in_a_row=int(state.guard["bad_in_a_row"]),
+        bad_in_a_row=int(state.skip_step["bad_in_a_row"]),
         waits=flags.debug,
         faster=data.sources.faster,
         find_nan=nan_search(built, directory.path, say),

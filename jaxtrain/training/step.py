@@ -147,13 +147,13 @@ def build_train_step(
         loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
         updates, opt = optimizer.update(grads, state.opt, trained)
-        bad, guarded, norms = detect(state.guard, loss, grads)
+        bad, detector_state, norms = detect(state.skip_step, loss, grads)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
             "loss": loss,
             **norms,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            BAD_IN_A_ROW: guarded["bad_in_a_row"],
+            BAD_IN_A_ROW: detector_state["bad_in_a_row"],
         }
         params = {**state.params, **cast(Arrays, optax.apply_updates(trained, updates))}
 
@@ -166,7 +166,7 @@ def build_train_step(
             params=unless_bad(state.params, params),
             extras=unless_bad(state.extras, extras),
             opt=unless_bad(state.opt, opt),
-            guard=guarded,
+            skip_step=detector_state,
         )
         return next_state, metrics
 

@@ -29,7 +29,7 @@ LARGER_IS_BETTER = {
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr")
 
 
-STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), guard={})  # type: ignore[arg-type]
+STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), skip_step={})  # type: ignore[arg-type]
 
 
 class CheckpointSaver:

@@ -175,7 +175,7 @@ class Examined:
             params={name: _placed(params[name], stored[name]) for name in params},
             extras={name: _placed(array, whole) for name, array in extras.items()},
             opt=(),
-            guard={},
+            skip_step={},
         )
         of_batch = batch_sharding(self.mesh)
         return state, {name: _placed(array, of_batch) for name, array in batch.items()}
