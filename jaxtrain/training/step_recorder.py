@@ -106,7 +106,7 @@ class StepRecorder:
         )
         self._done = position.done
         self._seen = position.seen
-        self._skipped_examples = position.left_out
+        self._examples_skipped = position.skipped
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
@@ -130,7 +130,7 @@ class StepRecorder:
     def position(self) -> run_length.Position:
         """Returns the position of the run; waits for the step pushed last."""
         self.flush()
-        return run_length.Position(self._done, self._seen, self._skipped_examples)
+        return run_length.Position(self._done, self._seen, self._examples_skipped)
 
     def finished(self) -> bool:
         """Returns whether the run has all its steps."""
@@ -197,7 +197,7 @@ class StepRecorder:
         done = self._done if self.bad_in_a_row else self._done + 1
         self._phases.stepped(done, waited_s, values)
         if self.bad_in_a_row:
-            self._skipped_examples += self._run.data.batch_size
+            self._examples_skipped += self._run.data.batch_size
             self._report_bad(pending, values)
             return
         self._report_bad_count()
@@ -212,7 +212,7 @@ class StepRecorder:
         """Goes back to the position of a checkpoint; examples seen since then are not repeated."""
         self._report_bad_count()
         self._done = back_to.done
-        self._skipped_examples = self._seen - back_to.learned
+        self._examples_skipped = self._seen - back_to.learned
         self.bad_in_a_row = 0
         self._log.emit(Rewound(back_to.done, self._seen))
         self._phases.at(back_to.done)
