@@ -40,13 +40,13 @@ class _Pending(NamedTuple):
 
     Attributes:
         metrics: its metrics, which the device may still be computing.
-        position: examples seen before it.
+        first_example: number of its first example, which is the number of examples seen before it.
         ids: of this process's examples.
         batch: for ``loop.find_nan``; None without it.
     """
 
     metrics: dict[str, jax.Array]
-    position: int
+    first_example: int
     ids: list[int]
     batch: Batch | None
 
@@ -203,7 +203,7 @@ class StepRecorder:
         self._report_bad_count()
         self._done += 1
         if self._run.loop.record_examples:
-            self._log.emit(StepExamples(self._done, pending.position, pending.ids))
+            self._log.emit(StepExamples(self._done, pending.first_example, pending.ids))
         every = self._run.loop.log_every
         if not self._recorded or self._done % every == 0 or self._done == self._total:
             self._record(self._done, values)
@@ -258,18 +258,18 @@ class StepRecorder:
             InputError: the config stops the run at this step.
         """
         loss, norm = values["train/loss"], values["train/grad_norm"]
-        last = pending.position + self._run.data.batch_size - 1
+        last = pending.first_example + self._run.data.batch_size - 1
         settings = self._run.optim
         what = (
             f"step {self._done + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
-            f"rate {values['train/learning_rate']:.3g}, examples {pending.position} to {last})"
+            f"rate {values['train/learning_rate']:.3g}, examples {pending.first_example} to {last})"
         )
         origin = self._origin(pending, values)
         if origin:
             what = f"{what}; {origin}"
             self._first_origin = self._done, origin
         self._log.emit(
-            BadStep(self._done, pending.position, str(loss), str(norm), pending.ids, origin)
+            BadStep(self._done, pending.first_example, str(loss), str(norm), pending.ids, origin)
         )
         most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
@@ -309,7 +309,7 @@ class StepRecorder:
         assert state is not None, "kept with the batch"
         assert pending.batch is not None, "kept with the state"
         with self.paused_for("find_nan"):
-            return find_nan(self._done, pending.position, state, pending.batch)
+            return find_nan(self._done, pending.first_example, state, pending.batch)
 
     def _report_bad_count(self) -> None:
         """Prints how many bad steps followed the first one in a row."""
