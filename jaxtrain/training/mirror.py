@@ -404,7 +404,7 @@ class Mirror:
         if self._lease.lost:
             raise lease.Lost(self._lease.lost)
 
-    # The interface of saver.Copy.
+    # The interface of saver.Uploader.
 
     def busy(self) -> str:
         """Returns why another checkpoint cannot be uploaded now; "" if it can."""
@@ -430,7 +430,7 @@ class Mirror:
                 return
             self._take_missed()
 
-    def using(self) -> set[str]:
+    def in_use(self) -> set[str]:
         """Returns the folders in ``data/`` that are uploaded, or will be."""
         with self._changed:
             return {save.data for save in (*self._work, *self._missed.values())}
@@ -653,7 +653,7 @@ class Mirror:
             store = self._remote.store
             store.commit(save.kinds, save.step, described.to_json())
             store.retain(self._keep, self._every, save.last_equal)
-            store.collect(self.using())
+            store.collect(self.in_use())
             if self.own_disk:  # a launcher looks there for progress
                 disk = CheckpointStore(Folder(self.directory))
                 disk.commit(save.kinds, save.step, described.to_json())

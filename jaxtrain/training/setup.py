@@ -623,7 +623,7 @@ def _open_saver(
         run.checkpoint.every,
         data.sources.files_to_keep,
         own_disk=mirror is not None and mirror.own_disk,
-        copy=mirror,
+        mirror=mirror,
         resumed=directory.start_from if directory.resumes else None,
     )
     stack.callback(checkpoints.close)

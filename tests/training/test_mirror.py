@@ -54,7 +54,7 @@ class Run:
 
     def begin(self, keep: int = 2) -> "Run":
         self.checkpoints = CheckpointSaver(
-            self.directory, keep, self.said.append, copy=self.mirror, resumed=self.start_from
+            self.directory, keep, self.said.append, mirror=self.mirror, resumed=self.start_from
         )
         self.mirror.start(keep, 1, None, self._resumed)
         return self
