@@ -32,7 +32,7 @@ class CheckpointCandidates:
     Attributes:
         directory, bucket_run: see above.
         disk_is_behind: whether another machine has continued the run in the bucket.
-        disk_is_shared: whether the disk is to have complete checkpoints.
+        disk_is_shared: whether the disk should have complete checkpoints.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class CheckpointCandidates:
         """Whether a checkpoint in the bucket counts beside those on the disk.
 
         Unless the bucket is ahead, the disk has had it: if it was superseded or is suspect there,
-        the bucket was not told yet. It may replace one that the disk has lost.
+        the bucket has not recorded it yet. It may replace one that the disk has lost.
         """
         if not self._disk_counts or self.bucket_run is None:
             return True

@@ -14,9 +14,10 @@ In a run directory, and below the URL of a run in a bucket::
     data/<step>-<id>/NAME      files added by the data, such as tokenizer.json
 
 A checkpoint is *complete* if its pointer can be read and every file has its size, and *intact* if
-every checksum also matches. A pointer is whole or missing, and its files never change: a step that
-is saved again gets another ``<id>``. So a checkpoint appears, moves and disappears with one small
-file, and its folder is never renamed. A folder in ``data/`` to which nothing points is deleted.
+every checksum also matches. A pointer is complete or missing, and its files never change: a step
+that is saved again gets another ``<id>``. So a checkpoint appears, moves and disappears with one
+small file, and its folder is never renamed. A folder in ``data/`` to which nothing points is
+deleted.
 
 A file has a checksum per 64 MiB, so that several threads can read a large one. Orbax itself does
 not notice damage: of 12 flipped bits in its data files it restored 12 without an error.
@@ -261,7 +262,7 @@ def verify(path: Path) -> str:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a pointer is intact and its files are there; reads none of them.
+    """Whether a pointer is intact and its files exist; reads none of them.
 
     Raises:
         OSError: the disk does not respond.

@@ -207,7 +207,7 @@ class CheckpointSaver:
         data = f"{DATA}/{step}-{self._start_id}{self._count:04x}" if same is None else same.data
         for vote, action in (
             ("prepare", lambda: self._prepare(data)),
-            ("there", self._check_mounted),
+            ("mounted", self._check_mounted),
         ):
             if failure := self._votes.agree(vote, _failure_of(action)):
                 raise self._failed(step, failure, reported=False)

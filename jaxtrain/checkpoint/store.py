@@ -204,7 +204,7 @@ class CheckpointStore:
         return folder
 
     def commit(self, kinds: Iterable[str], step: int, content: bytes) -> None:
-        """Makes a checkpoint appear, whose files are there.
+        """Makes a checkpoint appear, whose files exist.
 
         Later steps were abandoned by a resume or a rollback: they are moved to ``superseded/``, as
         they would count as the newest.

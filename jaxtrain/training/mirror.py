@@ -241,7 +241,9 @@ class Mirror:
 
         process_group.process_zero_decides(acquire)
 
-    def opened(self, directory: Path, say: Say | None = None) -> candidates.CheckpointCandidates:
+    def candidates_of(
+        self, directory: Path, say: Say | None = None
+    ) -> candidates.CheckpointCandidates:
         """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
 
         Raises:
@@ -281,7 +283,7 @@ class Mirror:
 
         def check() -> str:
             if not resume.is_in(self.directory, start_from):
-                resume.check_empty(self.opened(self.directory), self.url, flag, start_from)
+                resume.check_empty(self.candidates_of(self.directory), self.url, flag, start_from)
             return ""
 
         process_group.process_zero_decides(check)

@@ -16,7 +16,7 @@ from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.state import State, saved_part
 
 # Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
-_MOST = 3
+_MAX_ROLLBACKS = 3
 
 
 class Rollback:
@@ -67,9 +67,9 @@ class Rollback:
             raise InputError(f"{trouble}, and there is no checkpoint to restore: {self._advice()}")
         back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
-        if times > _MOST:
+        if times > _MAX_ROLLBACKS:
             raise InputError(
-                f"{trouble}, although checkpoint {back_to} was restored {_MOST} times: "
+                f"{trouble}, although checkpoint {back_to} was restored {_MAX_ROLLBACKS} times: "
                 f"{self._advice()}"
             )
         self._last = back_to, times
@@ -101,6 +101,6 @@ class Rollback:
         if self._mirror is None:
             saved = candidates.CheckpointCandidates(self._directory, self._say)
         else:
-            saved = self._mirror.opened(self._directory)
+            saved = self._mirror.candidates_of(self._directory)
         path = resume.rollback_checkpoint(saved, done, self._every)
         return "" if path is None else path.stem

@@ -227,7 +227,7 @@ def open_directory(
                 output_dir,
                 say=log.log,  # already on the console
                 own_disk=own_disk,
-                opened=None if mirror is None else mirror.opened,
+                candidates_of=None if mirror is None else mirror.candidates_of,
             )
             return chosen, shown
 
@@ -324,7 +324,7 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
             sources = open_sources(run, model, directory.start_from, log.say)
         except TooManyBroken as error:
             if jax.process_index() == 0:
-                quarantine.add_all(error.bad, found="index")
+                quarantine.add_all(error.bad, during="index")
             raise
     broken_file_limit = _quarantined(run, sources, quarantine, log.say)
     return OpenedData(sources, quarantine, broken_file_limit, model.init_from)
@@ -368,7 +368,7 @@ def _quarantined(
         InputError: too many are broken.
     """
     if jax.process_index() == 0:
-        quarantine.add_all(sources.bad, found="index")
+        quarantine.add_all(sources.bad, during="index")
     limit = BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
     if reason := limit.stop_reason():
         raise InputError(reason)
