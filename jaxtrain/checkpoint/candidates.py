@@ -13,8 +13,8 @@ from jaxtrain.checkpoint.pointer import CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED,
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.storage.disks import reason
+from jaxtrain.terminal import Say
 
-Say = Callable[[str], None]
 Damage = dict[tuple[str, int], str]
 """Kind and step of a checkpoint -> its damage."""
 

@@ -36,8 +36,7 @@ from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
-
-Say = Callable[[str], None]
+from jaxtrain.terminal import Say
 
 
 def choose(

@@ -9,7 +9,7 @@ and deleted: :class:`Folder` on a disk, :class:`BucketFolder` in an object store
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +29,7 @@ from jaxtrain.checkpoint.pointer import (
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import sync, write_whole
 from jaxtrain.storage.bucket import Bucket
-
-Say = Callable[[str], None]
+from jaxtrain.terminal import Say
 
 
 class Place(Protocol):

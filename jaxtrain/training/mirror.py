@@ -56,6 +56,7 @@ from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.telemetry import line_files
+from jaxtrain.terminal import Say
 from jaxtrain.training import run_directory
 
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
@@ -72,7 +73,6 @@ _AT_ONCE = 8  # files
 _OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
 _BUSY = "an upload is still running"
 
-Say = Callable[[str], None]
 _Failures = (InputError, RunAgain, Damaged, OSError)
 
 

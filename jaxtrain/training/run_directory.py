@@ -26,12 +26,12 @@ from jaxtrain.storage import atomic, json_lines, lock
 from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history
+from jaxtrain.terminal import Say
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 
-Say = Callable[[str], None]
 
 FILES = {
     "config.json": "the resolved config",

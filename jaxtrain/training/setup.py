@@ -34,6 +34,7 @@ from jaxtrain.optim.build import warmup_steps
 from jaxtrain.sharding import make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
+from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
 from jaxtrain.training.diagnosis import model_check, out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.canaries import Canaries
@@ -57,8 +58,6 @@ from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass

@@ -17,14 +17,13 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config
+from jaxtrain.models.contract import Batch, Sums
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.training.state import Arrays, ModelDefinition, State
 from jaxtrain.xla import options
 
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
 Metrics = dict[str, jax.Array]
 
 # A metric for the loop only: the number of bad steps in a row, including this one.

@@ -15,6 +15,7 @@ from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import InputError
+from jaxtrain.models.contract import Batch
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.console import console_line, validation_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
@@ -26,7 +27,7 @@ from jaxtrain.training.diagnosis.step_times import SlowProcesses
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.run_summary import Results
 from jaxtrain.training.state import State
-from jaxtrain.training.step import BAD_IN_A_ROW, Batch
+from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.

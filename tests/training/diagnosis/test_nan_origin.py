@@ -17,13 +17,13 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.models.contract import Model, ModelConfig
+from jaxtrain.models.contract import Batch, Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
 from jaxtrain.training.diagnosis import nan_origin
 from jaxtrain.training.diagnosis.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
-from jaxtrain.training.step import Batch, build_gradients
+from jaxtrain.training.step import build_gradients
 
 LAYERS, WIDTH, ROWS = 4, 8, 16
 
