@@ -276,8 +276,8 @@ def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> 
 
 def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:
     """Returns the mean loss and its gradients, from those of the summed loss."""
-    share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
-    return sums.loss / sums.weight, jax.tree.map(lambda grad: grad * share, grads)
+    scale = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
+    return sums.loss / sums.weight, jax.tree.map(lambda grad: grad * scale, grads)
 
 
 def build_eval_step(

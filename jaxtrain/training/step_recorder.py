@@ -31,7 +31,7 @@ from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.
-WAIT_SHARE_TO_MENTION = 0.05
+WAIT_FRACTION_TO_MENTION = 0.05
 
 GPU_MEMORY = "train/gpu_memory_usage"
 
@@ -343,8 +343,8 @@ class StepRecorder:
             self._mention_wait(values)
 
     def _mention_wait(self, values: dict[str, Any]) -> None:
-        share = values.get("train/data_wait_fraction", 0.0)
-        if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait:
+        fraction = values.get("train/data_wait_fraction", 0.0)
+        if fraction > WAIT_FRACTION_TO_MENTION and not self._mentioned_wait:
             self._mentioned_wait = True
             workers, prefetch = self._batches.workers, self._run.data.prefetch
             more = f"raise --data.workers (now {workers})"
@@ -355,7 +355,7 @@ class StepRecorder:
                 fewer = "" if jax.default_backend() == "cpu" else ", or fewer GPUs"
                 more = f"use a host with more CPU cores (they allow {allowed}){fewer}"
             fix = f"{self._faster}; or {more}" if self._faster else more
-            self.say(f"training waits for data {share:.0%} of the time (measured): {fix}")
+            self.say(f"training waits for data {fraction:.0%} of the time (measured): {fix}")
 
 
 def _measured(values: Mapping[str, float]) -> str:
