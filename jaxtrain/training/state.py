@@ -1,4 +1,4 @@
-"""Defines the training state. No other file splits Flax NNX modules, or puts them together.
+"""Defines the training state; the only file of training/ that splits NNX modules and merges them.
 
 A model is split once into a graph definition and flat dictionaries of arrays; the step merges them
 again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object across steps.

@@ -125,7 +125,8 @@ def build_train_step(
         optimizer: applied to float32 gradients of the mean loss.
         schedule: completed steps -> learning rate, for the metrics.
         rule: where arrays are stored.
-        detect: detects a bad step, which changes nothing but the number of examples seen.
+        detect: detects a bad step, which changes only the number of examples seen and the
+            detector's state.
         precision: dtype of the computation; state, losses and metrics stay float32.
         accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
