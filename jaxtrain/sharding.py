@@ -77,7 +77,7 @@ def make_mesh(
         InputError: the machine has another number of devices than the config.
     """
     present = jax.devices() if devices is None else devices
-    if problem := mesh_fit.wrong_device_count(settings, present):
+    if problem := mesh_fit.device_count_problem(settings, present):
         raise InputError(problem)
     shape = (settings.data, settings.fsdp)
     types = (AxisType.Auto,) * len(AXES)

@@ -5,13 +5,15 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol, TextIO
 
 from jaxtrain.errors import one_line, visible
 from jaxtrain.storage import addresses
 
+Say = Callable[[str], None]
+"""Prints a line."""
 _LONGEST = 4000  # characters of an error message; several times our own longest
 
 

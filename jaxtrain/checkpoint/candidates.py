@@ -13,8 +13,8 @@ from jaxtrain.checkpoint.pointer import CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED,
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.storage.disks import reason
+from jaxtrain.terminal import Say
 
-Say = Callable[[str], None]
 Damage = dict[tuple[str, int], str]
 """Kind and step of a checkpoint -> its damage."""
 
@@ -32,7 +32,7 @@ class CheckpointCandidates:
     Attributes:
         directory, bucket_run: see above.
         disk_is_behind: whether another machine has continued the run in the bucket.
-        disk_is_shared: whether the disk is to have complete checkpoints.
+        disk_is_shared: whether the disk should have complete checkpoints.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class CheckpointCandidates:
         """Whether a checkpoint in the bucket counts beside those on the disk.
 
         Unless the bucket is ahead, the disk has had it: if it was superseded or is suspect there,
-        the bucket was not told yet. It may replace one that the disk has lost.
+        the bucket has not recorded it yet. It may replace one that the disk has lost.
         """
         if not self._disk_counts or self.bucket_run is None:
             return True

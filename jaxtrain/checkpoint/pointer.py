@@ -14,9 +14,10 @@ In a run directory, and below the URL of a run in a bucket::
     data/<step>-<id>/NAME      files added by the data, such as tokenizer.json
 
 A checkpoint is *complete* if its pointer can be read and every file has its size, and *intact* if
-every checksum also matches. A pointer is whole or missing, and its files never change: a step that
-is saved again gets another ``<id>``. So a checkpoint appears, moves and disappears with one small
-file, and its folder is never renamed. A folder in ``data/`` to which nothing points is deleted.
+every checksum also matches. A pointer is complete or missing, and its files never change: a step
+that is saved again gets another ``<id>``. So a checkpoint appears, moves and disappears with one
+small file, and its folder is never renamed. A folder in ``data/`` to which nothing points is
+deleted.
 
 A file has a checksum per 64 MiB, so that several threads can read a large one. Orbax itself does
 not notice damage: of 12 flipped bits in its data files it restored 12 without an error.
@@ -49,7 +50,7 @@ DATA = "data"
 STATE = "state"  # folder of the arrays, in that of a checkpoint
 
 PIECE_BYTES = 2**26
-_FORMAT = 3
+_FORMAT = 4
 _BUFFER_BYTES = 2**20
 # hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8
@@ -261,7 +262,7 @@ def verify(path: Path) -> str:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a pointer is intact and its files are there; reads none of them.
+    """Whether a pointer is intact and its files exist; reads none of them.
 
     Raises:
         OSError: the disk does not respond.

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,13 +25,12 @@ from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
+from jaxtrain.terminal import Say
 
 IN_BUCKET = ".in-bucket"
 """File of a run directory: a bucket and a ``data/STEP-ID`` that both have, one pair per line."""
 
 _AT_ONCE = 8  # files
-
-Say = Callable[[str], None]
 
 
 class RemoteRun:

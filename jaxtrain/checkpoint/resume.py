@@ -36,8 +36,7 @@ from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
-
-Say = Callable[[str], None]
+from jaxtrain.terminal import Say
 
 
 def choose(
@@ -45,8 +44,8 @@ def choose(
     output_dir: Path | None,
     runs_root: Path,
     say: Say = terminal.out,
-    hold: Callable[[Path], None] = lambda run: None,
-    opened: Callable[[Path], CheckpointCandidates] | None = None,
+    lock: Callable[[Path], None] = lambda run: None,
+    candidates_of: Callable[[Path], CheckpointCandidates] | None = None,
 ) -> Path | None:
     """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4 and 7.
 
@@ -55,17 +54,14 @@ def choose(
         output_dir: the run directory, if given.
         runs_root: ``output/NAME``.
         say: receives a line for each damaged checkpoint.
-        hold: locks a run directory before anything in it is moved.
-        opened: returns where the checkpoints of a run directory are; by default, only there.
+        lock: locks a run directory before anything in it is moved.
+        candidates_of: returns the checkpoints of a run directory; by default, those on its disk.
 
     Raises:
         InputError: refused; the message lists the existing checkpoints.
         RunAgain: a disk or the bucket does not respond.
     """
-
-    def checkpoints_of(directory: Path) -> CheckpointCandidates:
-        return CheckpointCandidates(directory, say) if opened is None else opened(directory)
-
+    checkpoints_of = candidates_of or (lambda directory: CheckpointCandidates(directory, say))
     try:
         if resume is None:
             return None
@@ -75,16 +71,16 @@ def choose(
             directory = output_dir or next(iter(_runs(runs_root)), None)
             if directory is None:
                 return None
-            hold(directory)
+            lock(directory)
             return _latest(checkpoints_of(directory), say)
         if output_dir is None:
             raise InputError(f"--resume {resume} requires --output-dir, the run that saved it")
-        if opened is None and not output_dir.is_dir():
+        if candidates_of is None and not output_dir.is_dir():
             raise InputError(
                 f"--resume {resume}: {output_dir} does not exist: pass the --output-dir of the run "
                 "that saved this step, or omit --resume to start from scratch"
             )
-        hold(output_dir)
+        lock(output_dir)
         return _step(int(resume), checkpoints_of(output_dir))
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(

@@ -3,15 +3,14 @@
 This is rule 6 of :mod:`jaxtrain.checkpoint.resume`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import from_file
 from jaxtrain.storage import addresses
-
-Say = Callable[[str], None]
+from jaxtrain.terminal import Say
 
 
 def check_same_run(

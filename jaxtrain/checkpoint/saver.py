@@ -77,7 +77,7 @@ class Save:
     last_equal: int | None = None
 
 
-class Copy(Protocol):
+class Uploader(Protocol):
     """Copies complete checkpoints to another place, such as a bucket, while training continues."""
 
     def busy(self) -> str:
@@ -86,7 +86,7 @@ class Copy(Protocol):
     def offer(self, save: Save, problem: str) -> None:
         """Begins to copy a checkpoint, unless there is a problem in some process."""
 
-    def using(self) -> set[str]:
+    def in_use(self) -> set[str]:
         """Returns the folders in ``data/`` that must not be deleted yet."""
 
 
@@ -105,8 +105,8 @@ class CheckpointSaver:
         every: steps between regular checkpoints.
         files: name -> content of further files for each checkpoint.
         own_disk: whether each process has a ``run_dir`` of its own, on a disk that the others do
-            not see. Then ``copy`` completes checkpoints, which need the files of all processes.
-        copy: copies complete checkpoints to another place in the background, if any.
+            not see. Then ``mirror`` completes checkpoints, which need the files of all processes.
+        mirror: copies complete checkpoints to another place in the background, if any.
         resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
     Attributes:
@@ -127,7 +127,7 @@ class CheckpointSaver:
         files: Mapping[str, bytes] = MappingProxyType({}),
         *,
         own_disk: bool = False,
-        copy: Copy | None = None,
+        mirror: Uploader | None = None,
         resumed: Path | None = None,
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
@@ -140,7 +140,7 @@ class CheckpointSaver:
         self._run_dir = run_dir.absolute()
         self._keep, self._every, self._files = keep, every, files
         self._say = say
-        self._own_disk, self._copy = own_disk, copy
+        self._own_disk, self._mirror = own_disk, mirror
         self._owns_folders = own_disk or jax.process_index() == 0
         self._store = CheckpointStore(Folder(self._run_dir), say)
         self.last_equal: int | None = None
@@ -207,7 +207,7 @@ class CheckpointSaver:
         data = f"{DATA}/{step}-{self._start_id}{self._count:04x}" if same is None else same.data
         for vote, action in (
             ("prepare", lambda: self._prepare(data)),
-            ("there", self._check_mounted),
+            ("mounted", self._check_mounted),
         ):
             if failure := self._votes.agree(vote, _failure_of(action)):
                 raise self._failed(step, failure, reported=False)
@@ -350,10 +350,10 @@ class CheckpointSaver:
             self._say(f"warning: {self._failure}")
             return
         self._newest, self._last_saved = save.step, save
-        if self._copy is not None:
-            problem = self._votes.agree("copy", self._copy.busy() if self._owns_folders else "")
+        if self._mirror is not None:
+            problem = self._votes.agree("copy", self._mirror.busy() if self._owns_folders else "")
             if self._owns_folders:
-                self._copy.offer(save, problem)
+                self._mirror.offer(save, problem)
         if self._owns_folders:
             self._delete_old()
 
@@ -417,7 +417,7 @@ class CheckpointSaver:
 
     def _delete_old(self) -> None:
         try:
-            if self._own_disk:  # the copy completes checkpoints, and writes their pointers
+            if self._own_disk:  # the mirror completes checkpoints, and writes their pointers
                 self._store = CheckpointStore(self._store.place, self._say)
             else:
                 self._store.retain(self._keep, self._every, self.last_equal)
@@ -429,10 +429,10 @@ class CheckpointSaver:
             )
 
     def _collect(self) -> None:
-        using = set() if self._copy is None else self._copy.using()
+        in_use = set() if self._mirror is None else self._mirror.in_use()
         if self._own_disk and self._last_saved is not None:
-            using.add(self._last_saved.data)
-        self._store.collect(using)
+            in_use.add(self._last_saved.data)
+        self._store.collect(in_use)
 
     def _newest_step(self) -> int | None:
         return max(self._store.steps(), default=None)

@@ -9,7 +9,7 @@ and deleted: :class:`Folder` on a disk, :class:`BucketFolder` in an object store
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +29,7 @@ from jaxtrain.checkpoint.pointer import (
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import sync, write_whole
 from jaxtrain.storage.bucket import Bucket
-
-Say = Callable[[str], None]
+from jaxtrain.terminal import Say
 
 
 class Place(Protocol):
@@ -204,7 +203,7 @@ class CheckpointStore:
         return folder
 
     def commit(self, kinds: Iterable[str], step: int, content: bytes) -> None:
-        """Makes a checkpoint appear, whose files are there.
+        """Makes a checkpoint appear, whose files exist.
 
         Later steps were abandoned by a resume or a rollback: they are moved to ``superseded/``, as
         they would count as the newest.

@@ -23,6 +23,7 @@ from jaxtrain.comparison.sequential import Interval
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
+from jaxtrain.terminal import Say
 
 NAME = "compare.json"
 ROOT = Path("output/compare")
@@ -30,7 +31,6 @@ SIDES = ("a", "b")
 
 Verdict = Literal["better", "worse", "equivalent", "identical", "undecided", "failed"]
 At = Literal["steps", "time", "flops"]
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from jaxtrain.config.run import Mesh, Run
 from jaxtrain.errors import InputError
 
 
-def wrong_device_count(settings: Mesh, devices: Sequence[jax.Device] | None = None) -> str | None:
+def device_count_problem(settings: Mesh, devices: Sequence[jax.Device] | None = None) -> str | None:
     """Explains a wrong number of devices and how to fix it; returns None if it is right.
 
     Args:

@@ -17,31 +17,31 @@ class Position:
     Attributes:
         done: completed steps.
         seen: examples seen, perhaps in batches of another size.
-        left_out: those of them that no step has learned from: those of skipped steps and of steps
+        skipped: those of them that no step has learned from: those of skipped steps and of steps
             that a rollback has undone.
     """
 
     done: int = 0
     seen: int = 0
-    left_out: int = 0
+    skipped: int = 0
 
     @classmethod
     def of_checkpoint(cls, meta: Mapping[str, Any]) -> Self:
         """Reads the position from the metadata of a checkpoint."""
-        return cls(meta["step"], meta["examples_seen"], meta["examples_left_out"])
+        return cls(meta["step"], meta["examples_seen"], meta["examples_skipped"])
 
     def to_meta(self) -> dict[str, int]:
         """Returns the position as metadata of a checkpoint."""
         return {
             "step": self.done,
             "examples_seen": self.seen,
-            "examples_left_out": self.left_out,
+            "examples_skipped": self.skipped,
         }
 
     @property
     def learned(self) -> int:
         """Examples that the completed steps have learned from."""
-        return self.seen - self.left_out
+        return self.seen - self.skipped
 
 
 def resolve_steps(

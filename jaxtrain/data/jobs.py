@@ -35,6 +35,7 @@ from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
+from jaxtrain.terminal import Say
 
 WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
 REPORT = "report.json"
@@ -46,7 +47,6 @@ _THREADS, _AT_ONCE = 32, 1000  # that read records, and records in memory
 _NAMED = 20  # failed items that the console lists
 
 Record = dict[str, Any]
-Say = Callable[[str], None]
 Make = Callable[["Item", Path], Record]
 """(item, the file or folder to make, which does not exist) -> details for the record, as JSON.
 

@@ -27,7 +27,7 @@ from jaxtrain.data.source import Source
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.sharding import batch_sharding, local_rows
 
-Arrays = dict[str, np.ndarray]
+HostArrays = dict[str, np.ndarray]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
 # Grain's iterators are closed, but never exhausted. When they end by themselves, the last batches
@@ -172,7 +172,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         except BaseException as error:
             self._offer(error)
 
-    def _item(self, local: list[Arrays]) -> tuple[dict[str, jax.Array], np.ndarray]:
+    def _item(self, local: list[HostArrays]) -> tuple[dict[str, jax.Array], np.ndarray]:
         ids = np.concatenate([part.pop(sampler.ID) for part in local])
         return self._to_devices(local), ids
 
@@ -225,8 +225,8 @@ class ValidationBatches:
         self.spec = spec
         self._threads = max(1, threads)
         self._to_devices = _Placement(mesh, spec)
-        self._loaded: list[Arrays] = []
-        self._unread: Iterator[Arrays] | None = None
+        self._loaded: list[HostArrays] = []
+        self._unread: Iterator[HostArrays] | None = None
 
     def __len__(self) -> int:
         return len(self._rows) // self._rows.rows_per_batch
@@ -253,7 +253,7 @@ class _Blank:
     def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]]) -> None:
         self._fields = fields
 
-    def __call__(self) -> Arrays:
+    def __call__(self) -> HostArrays:
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._fields.items()}
 
 
@@ -267,7 +267,7 @@ class _Placement:
         # On a CPU, jax arrays would share Grain's memory and free it too late at exit.
         self._copy_if_cpu = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
 
-    def __call__(self, local: Sequence[Arrays]) -> dict[str, jax.Array]:
+    def __call__(self, local: Sequence[HostArrays]) -> dict[str, jax.Array]:
         given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
         expected = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
         if given != expected:
@@ -316,7 +316,7 @@ def _read(
     workers: int,
     prefetch: int,
     threads: int = 0,
-) -> Iterator[Arrays]:
+) -> Iterator[HostArrays]:
     """Yields ``batch`` rows at a time, in order.
 
     The rows are batched before Grain divides them among workers, so the order does not depend on

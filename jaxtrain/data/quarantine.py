@@ -80,28 +80,28 @@ class Quarantine:
         earlier = tuple((path.name, path.stat().st_size) for path in _files(directory))
         return cls(directory / (f"quarantine.{process}.jsonl" if process else _NAME), earlier)
 
-    def add(self, bad: BadExample, *, found: str, position: int | None = None) -> None:
+    def add(self, bad: BadExample, *, during: str, position: int | None = None) -> None:
         """Records one broken input.
 
         Args:
             bad: the file and the reason.
-            found: where it was found: ``"index"``, ``"training"`` or ``"validation"``.
+            during: when it was found: ``"index"``, ``"training"`` or ``"validation"``.
             position: the example's position in the order, if it has one.
         """
         line = json.dumps(
-            {"path": bad.path, "reason": bad.reason, "found": found, "position": position}
+            {"path": bad.path, "reason": bad.reason, "found": during, "position": position}
         )
         try:
             _append(self.path, (line + "\n").encode())
         except OSError as error:
             terminal.warn(f"warning: cannot write {self.path} ({error.strerror}); the line: {line}")
 
-    def add_all(self, bad: Iterable[BadExample], *, found: str) -> None:
+    def add_all(self, bad: Iterable[BadExample], *, during: str) -> None:
         """Records the inputs that the file does not list yet, from this run or an earlier one."""
         known = _paths(self.path, 0)
         for example in bad:
             if example.path not in known:
-                self.add(example, found=found)
+                self.add(example, during=during)
 
     def found(self) -> frozenset[str]:
         """Returns the distinct inputs that all processes of this run have recorded.

@@ -152,7 +152,7 @@ class TrainingRows:
                 return disks.when_readable(functools.partial(self._attempt, position, attempt))
             except BadExample as bad:
                 last = bad
-                self.quarantine.add(bad, found="training", position=position)
+                self.quarantine.add(bad, during="training", position=position)
         raise InputError(
             f"{MAX_ATTEMPTS} examples in a row are broken at position {position} (the last is "
             f"{last.path}): fix or remove the files listed in {self.quarantine.path}"
@@ -215,5 +215,5 @@ class ValidationRows:
                 )
                 weight = np.array(1, np.float32)
             except BadExample as bad:
-                self.quarantine.add(bad, found="validation", position=position)
+                self.quarantine.add(bad, during="validation", position=position)
         return (self.blank() if example is None else example) | {WEIGHT: weight}

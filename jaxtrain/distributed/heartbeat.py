@@ -169,7 +169,7 @@ class Heartbeat:
     def _publish(self) -> None:
         with self._lock:
             self._own["beat"] += 1
-            text = json.dumps(self._own | {"stop": self._signals.heard})
+            text = json.dumps(self._own | {"stop": self._signals.received_signal})
         self._store.publish(self._topic, text, again=True)
 
     def _read(self) -> None:

@@ -78,7 +78,7 @@ class StopSignals:
 
     - Before :meth:`hold` there is nothing to save: the main thread gets :class:`Stopped`, and if
       it does not return from a long call within ``UNWIND_S``, the thread ends the process.
-    - After it, a signal interrupts nothing: the loop reads ``requested``.
+    - After it, a signal interrupts nothing: the loop reads ``received_signal``.
     - After :meth:`no_more_steps`, a signal only reports that the run is ending.
 
     Only the first signal counts. A SIGINT after any earlier signal raises ``KeyboardInterrupt``;
@@ -93,7 +93,7 @@ class StopSignals:
 
     Attributes:
         requested: the first signal, once the main thread has received it.
-        heard: the first signal, even while the main thread is in a long call.
+        received_signal: the first signal, even while the main thread is in a long call.
         began: the start of the program, or of the run inside another program; monotonic seconds.
     """
 
@@ -101,7 +101,7 @@ class StopSignals:
         self.ends_process = ends_process
         self.began = time.monotonic()
         self.requested: Wish | None = None
-        self.heard: Wish | None = None
+        self.received_signal: Wish | None = None
         self._exit_actions: list[Callable[[int], None]] = []
         self._then: Callable[[], None] = lambda: None
         self._held = False
@@ -176,22 +176,22 @@ class StopSignals:
 
     def request(self, wish: Wish) -> None:
         """Acts as if the signal had arrived; another process of the run got it."""
-        if self.heard is None:
+        if self.received_signal is None:
             self._of_another = wish
             # SIGHUP may be ignored here, and a SIGINT would make this process's own a second one.
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def when_heard(self, then: Callable[[], None]) -> None:
+    def when_received(self, then: Callable[[], None]) -> None:
         """Calls ``then`` when the first signal arrives; at once if one already has."""
         self._then = then
-        if self.heard is not None:
+        if self.received_signal is not None:
             then()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._again is not None and self.requested is not None:
             self._again = None
             if self._held:
-                return  # meanwhile there are steps to save: the loop reads ``requested``
+                return  # meanwhile there are steps to save: the loop reads ``received_signal``
             raise Stopped(self.requested)
         if self._is_second_ctrl_c(number, self._received[0]):
             self._at_once = True
@@ -230,7 +230,7 @@ class StopSignals:
                 continue
             if self._is_second_ctrl_c(number[0], self._received[1]):
                 self._end_within(AT_ONCE_S, INTERRUPTED)
-            if self.heard is not None:  # launchers repeat SIGTERM
+            if self.received_signal is not None:  # launchers repeat SIGTERM
                 continue
             wish, is_held = self._wish(number[0]), self._held
             # Not print(): the main thread may hold the stream's lock.
@@ -238,7 +238,7 @@ class StopSignals:
             text = waiting[wish] if is_held else _NOT_HELD.format(wish)
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{text}\n".encode())
-            self.heard = wish
+            self.received_signal = wish
             self._then()
             if not is_held:
                 self._end_within(UNWIND_S, CODES[wish])

@@ -88,7 +88,7 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     process_group.check_accelerator(subject.environment)
     subject.run, fitted = mesh_fit.fit_to_present_devices(subject.run)
     mesh = subject.run.mesh
-    if message := mesh_fit.wrong_device_count(mesh, devices):
+    if message := mesh_fit.device_count_problem(mesh, devices):
         yield problem(message)
         return
     kinds = _kinds(device.device_kind for device in devices)

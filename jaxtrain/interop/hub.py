@@ -33,9 +33,9 @@ from jaxtrain.errors import InputError, RunAgain, shown
 from jaxtrain.interop import huggingface
 from jaxtrain.storage import addresses, bucket, hub_errors, tensor_files
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.terminal import Say
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 
 FORM = f"{hub_datasets.PREFIX}ORG/MODEL[@REVISION][:FILE]"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 from jaxtrain import terminal
 from jaxtrain.telemetry.formats import duration
+from jaxtrain.terminal import Say
 
 SAY_EVERY_S = 30.0
-
-Say = Callable[[str], None]
 
 
 @contextlib.contextmanager

@@ -19,13 +19,12 @@ from jaxtrain.models import from_file
 from jaxtrain.optim.build import schedule_change
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.terminal import Say
 from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.run_progress import Criterion, RunProgress, is_due
 from jaxtrain.training.save_policy import RunMeta
 from jaxtrain.training.state import State, checksums, with_values
 from jaxtrain.training.step_setup import StepSetup
-
-Say = Callable[[str], None]
 
 
 def with_source(run: config.Run, say: Say) -> Any:
@@ -116,7 +115,7 @@ def progress_of(
     validates = run.loop.eval_every is not None and is_due(
         position.done, run.loop.eval_every, setup.total
     )
-    run_progress.evaluation_due = validates and not run_progress.has(position)
+    run_progress.validation_due = validates and not run_progress.has(position)
     earlier = run_progress.last_by_another_criterion
     if earlier is not None and earlier.value is not None and criterion.metric is not None:
         same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (

@@ -20,7 +20,7 @@ def train(setup: TrainSetup) -> None:
     """
     run, total, recorder, save_policy = setup.run, setup.total, setup.recorder, setup.save_policy
     state, stopping = setup.take_state(), setup.stopping
-    if save_policy.run_progress.evaluation_due and _validate(setup, state):
+    if save_policy.run_progress.validation_due and _validate(setup, state):
         with recorder.paused_for("save"):
             save_policy.save(recorder.position(), state, regular=False, best=True)
     while not (
@@ -46,7 +46,7 @@ def train(setup: TrainSetup) -> None:
         if (validates or saves) and recorder.last_step_was_good():
             best = bool(validates) and _validate(setup, state)
             # A validation that a stop has interrupted is not judged: finish() saves.
-            if (saves or best) and not save_policy.run_progress.evaluation_due:
+            if (saves or best) and not save_policy.run_progress.validation_due:
                 with recorder.paused_for("save"):
                     save_policy.save(recorder.position(), state, regular=saves, best=best)
         with recorder.on_devices():
@@ -71,7 +71,7 @@ def _validate(setup: TrainSetup, state: State) -> bool:
         setup.evaluator.ensure_compiled(setup.stopping)
     with recorder.paused_for("evaluation", allowance_s=0.0):  # for each batch
         validation = setup.evaluator(state, setup.stopping, setup.still_alive)
-        save_policy.run_progress.evaluation_due = validation is None
+        save_policy.run_progress.validation_due = validation is None
         if validation is None:
             return False
         recorder.validated(recorder.done, validation)

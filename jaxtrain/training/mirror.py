@@ -56,6 +56,7 @@ from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.telemetry import line_files
+from jaxtrain.terminal import Say
 from jaxtrain.training import run_directory
 
 _FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
@@ -72,7 +73,6 @@ _AT_ONCE = 8  # files
 _OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
 _BUSY = "an upload is still running"
 
-Say = Callable[[str], None]
 _Failures = (InputError, RunAgain, Damaged, OSError)
 
 
@@ -241,7 +241,9 @@ class Mirror:
 
         process_group.process_zero_decides(acquire)
 
-    def opened(self, directory: Path, say: Say | None = None) -> candidates.CheckpointCandidates:
+    def candidates_of(
+        self, directory: Path, say: Say | None = None
+    ) -> candidates.CheckpointCandidates:
         """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
 
         Raises:
@@ -281,7 +283,7 @@ class Mirror:
 
         def check() -> str:
             if not resume.is_in(self.directory, start_from):
-                resume.check_empty(self.opened(self.directory), self.url, flag, start_from)
+                resume.check_empty(self.candidates_of(self.directory), self.url, flag, start_from)
             return ""
 
         process_group.process_zero_decides(check)
@@ -404,7 +406,7 @@ class Mirror:
         if self._lease.lost:
             raise lease.Lost(self._lease.lost)
 
-    # The interface of saver.Copy.
+    # The interface of saver.Uploader.
 
     def busy(self) -> str:
         """Returns why another checkpoint cannot be uploaded now; "" if it can."""
@@ -430,7 +432,7 @@ class Mirror:
                 return
             self._take_missed()
 
-    def using(self) -> set[str]:
+    def in_use(self) -> set[str]:
         """Returns the folders in ``data/`` that are uploaded, or will be."""
         with self._changed:
             return {save.data for save in (*self._work, *self._missed.values())}
@@ -653,7 +655,7 @@ class Mirror:
             store = self._remote.store
             store.commit(save.kinds, save.step, described.to_json())
             store.retain(self._keep, self._every, save.last_equal)
-            store.collect(self.using())
+            store.collect(self.in_use())
             if self.own_disk:  # a launcher looks there for progress
                 disk = CheckpointStore(Folder(self.directory))
                 disk.commit(save.kinds, save.step, described.to_json())

@@ -7,7 +7,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain.checkpoint import resume
-from jaxtrain.config.mesh_fit import fit_to_present_devices, wrong_device_count
+from jaxtrain.config.mesh_fit import device_count_problem, fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
@@ -172,6 +172,6 @@ def _devices(run: config.Run) -> Iterator[str]:
     except InputError as error:
         yield from error.messages
         return
-    problem = wrong_device_count(run.mesh)
+    problem = device_count_problem(run.mesh)
     if problem:
         yield Problem(problem, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")

@@ -16,7 +16,7 @@ from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.state import State, saved_part
 
 # Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
-_MOST = 3
+_MAX_ROLLBACKS = 3
 
 
 class Rollback:
@@ -60,16 +60,16 @@ class Rollback:
                 not help.
         """
         done, seen = int(state.step), int(state.examples_seen)
-        bad = int(state.guard["bad_in_a_row"])
+        bad = int(state.skip_step["bad_in_a_row"])
         trouble = f"{bad} bad steps in a row at step {done + 1} (see bad_steps.jsonl)"
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
             raise InputError(f"{trouble}, and there is no checkpoint to restore: {self._advice()}")
         back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
-        if times > _MOST:
+        if times > _MAX_ROLLBACKS:
             raise InputError(
-                f"{trouble}, although checkpoint {back_to} was restored {_MOST} times: "
+                f"{trouble}, although checkpoint {back_to} was restored {_MAX_ROLLBACKS} times: "
                 f"{self._advice()}"
             )
         self._last = back_to, times
@@ -84,11 +84,12 @@ class Rollback:
             array.delete()
         restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
-        guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
+        detector_state = restored.skip_step
+        no_bad_steps = {"bad_in_a_row": jnp.zeros_like(detector_state["bad_in_a_row"])}
         state = dataclasses.replace(
             restored,
             examples_seen=placed,
-            guard=guarding,
+            skip_step=detector_state | no_bad_steps,
             extras=file_weights | restored.extras,
         )
         position = Position.of_checkpoint(pointer.read_meta(path))
@@ -100,6 +101,6 @@ class Rollback:
         if self._mirror is None:
             saved = candidates.CheckpointCandidates(self._directory, self._say)
         else:
-            saved = self._mirror.opened(self._directory)
+            saved = self._mirror.candidates_of(self._directory)
         path = resume.rollback_checkpoint(saved, done, self._every)
         return "" if path is None else path.stem

@@ -26,12 +26,12 @@ from jaxtrain.storage import atomic, json_lines, lock
 from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history
+from jaxtrain.terminal import Say
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 
-Say = Callable[[str], None]
 
 FILES = {
     "config.json": "the resolved config",
@@ -109,7 +109,7 @@ def start_from(
     say: Callable[[str], None] | None = None,
     *,
     own_disk: bool = False,
-    opened: Callable[[Path, Say], candidates.CheckpointCandidates] | None = None,
+    candidates_of: Callable[[Path, Say], candidates.CheckpointCandidates] | None = None,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 
@@ -123,7 +123,7 @@ def start_from(
         say: receives the warnings that process 0 also prints to stderr, such as damaged
             checkpoints.
         own_disk: whether each process has its own ``output_dir``.
-        opened: returns where the checkpoints of a run directory are; by default, only there.
+        candidates_of: returns the checkpoints of a run directory; by default, those on its disk.
 
     Raises:
         InputError: in every process, if the checkpoint is rejected.
@@ -144,7 +144,7 @@ def start_from(
             root.absolute() / name,
             warn,
             lambda run: take(run, warn),
-            None if opened is None else lambda run: opened(run, warn),
+            None if candidates_of is None else lambda run: candidates_of(run, warn),
         )
         if chosen is None:
             return ""

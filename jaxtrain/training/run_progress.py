@@ -88,7 +88,7 @@ class RunProgress:
     Attributes:
         last_equal: see above.
         unmet_gate: the gate of ``loop.gates`` that ended the run; None if none did.
-        evaluation_due: whether the state was not validated although it should be, because a stop
+        validation_due: whether the state was not validated although it should be, because a stop
             interrupted its validation: a resumed run begins with it.
     """
 
@@ -104,7 +104,7 @@ class RunProgress:
         self._validations = list(validations)
         self.last_equal = last_equal
         self.unmet_gate: str | None = None
-        self.evaluation_due = False
+        self.validation_due = False
 
     @classmethod
     def read(

@@ -117,7 +117,7 @@ def nothing_to_do(run: config.Run, done: int, total: int, run_progress: RunProgr
             f"nothing to do: gate {run_progress.unmet_gate} was not met after {done} steps; to "
             "continue nevertheless, remove it from --loop.gates"
         )
-    if done >= total and not run_progress.evaluation_due:
+    if done >= total and not run_progress.validation_due:
         (length,) = _twice_as_long(run.loop)
         return (
             f"nothing to do: {done} steps are done and the run has {total}; to train longer, "

@@ -100,7 +100,7 @@ def _start(
         Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,
     ):
         signals.before_exit(heartbeat.leave)
-        signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
+        signals.when_received(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
             run, _ = fit_to_present_devices(run)

@@ -34,6 +34,7 @@ from jaxtrain.optim.build import rate_flag, warmup_steps
 from jaxtrain.sharding import make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
+from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
 from jaxtrain.training.diagnosis import model_check, out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.canaries import Canaries
@@ -57,8 +58,6 @@ from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass
@@ -227,7 +226,7 @@ def open_directory(
                 output_dir,
                 say=log.log,  # already on the console
                 own_disk=own_disk,
-                opened=None if mirror is None else mirror.opened,
+                candidates_of=None if mirror is None else mirror.candidates_of,
             )
             return chosen, shown
 
@@ -324,7 +323,7 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
             sources = open_sources(run, model, directory.start_from, log.say)
         except TooManyBroken as error:
             if jax.process_index() == 0:
-                quarantine.add_all(error.bad, found="index")
+                quarantine.add_all(error.bad, during="index")
             raise
     broken_file_limit = _quarantined(run, sources, quarantine, log.say)
     return OpenedData(sources, quarantine, broken_file_limit, model.init_from)
@@ -368,7 +367,7 @@ def _quarantined(
         InputError: too many are broken.
     """
     if jax.process_index() == 0:
-        quarantine.add_all(sources.bad, found="index")
+        quarantine.add_all(sources.bad, during="index")
     limit = BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
     if reason := limit.stop_reason():
         raise InputError(reason)
@@ -527,7 +526,7 @@ def open_step(
     """
     run, say, mirror, position = built.run, log.say, directory.mirror, directory.position
     profiler.check(profiler.span(flags.profile), position.done, built.total, say)
-    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.evaluation_due))
+    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
     run_directory.write_config(directory.path, first.meta.config, say)
     workers = workers_here(run, directory.mesh)
     if run.data.workers != 0:  # chosen, and no worker processes: the line would explain nothing
@@ -553,7 +552,7 @@ def open_step(
         position,
         batches,
         directory.mesh,
-        bad_in_a_row=int(state.guard["bad_in_a_row"]),
+        bad_in_a_row=int(state.skip_step["bad_in_a_row"]),
         waits=flags.debug,
         faster=data.sources.faster,
         find_nan=nan_search(built, directory.path, say),
@@ -579,7 +578,7 @@ def open_step(
             built.total,
             warmup_steps(run.optim, built.total),
             lambda done: float(built.schedule(done)),
-            position.done - first.run_progress.evaluation_due,
+            position.done - first.run_progress.validation_due,
             say,
         ),
         recorder=recorder,
@@ -623,7 +622,7 @@ def _open_saver(
         run.checkpoint.every,
         data.sources.files_to_keep,
         own_disk=mirror is not None and mirror.own_disk,
-        copy=mirror,
+        mirror=mirror,
         resumed=directory.start_from if directory.resumes else None,
     )
     stack.callback(checkpoints.close)

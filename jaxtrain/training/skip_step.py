@@ -30,12 +30,12 @@ class StepHealth(NamedTuple):
 
     Attributes:
         bad: bool [].
-        guard: the detector's state after this step.
+        state: the detector's state after this step.
         norms: ``grad_norm``, and ``GROUP_grad_norm`` of each separate group, float32 [].
     """
 
     bad: jax.Array
-    guard: Arrays
+    state: Arrays
     norms: Arrays
 
 
@@ -71,10 +71,10 @@ def detector(
     prefixes = dict(separate_groups or {})
     factor = None if settings.bad_updates == "off" else settings.bad_norm
 
-    def too_large(guard: Arrays, norm: jax.Array) -> jax.Array:
+    def too_large(state: Arrays, norm: jax.Array) -> jax.Array:
         if factor is None:
             return jnp.zeros((), bool)
-        return (guard["good"] >= good_before_comparison) & (norm > factor * median(guard))
+        return (state["good"] >= good_before_comparison) & (norm > factor * median(state))
 
     def norms_of(grads: Arrays) -> Arrays:
         separate = tuple(prefixes.values())
@@ -86,27 +86,27 @@ def detector(
             for group, prefix in prefixes.items()
         }
 
-    def detect(guard: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
+    def detect(state: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
         step_norms = norms_of(grads)
         finite = jnp.isfinite(loss)
         for norm in step_norms.values():
             finite &= jnp.isfinite(norm)
-        bad = ~finite | too_large(guard, step_norms["grad_norm"])
-        last_norms = guard["norms"].at[guard["good"] % WINDOW].set(step_norms["grad_norm"])
-        new_guard = {
-            "norms": jnp.where(bad, guard["norms"], last_norms),
-            "good": guard["good"] + jnp.where(bad, 0, 1).astype(jnp.uint32),
-            "bad_in_a_row": jnp.where(bad, guard["bad_in_a_row"] + 1, 0).astype(jnp.uint32),
+        bad = ~finite | too_large(state, step_norms["grad_norm"])
+        last_norms = state["norms"].at[state["good"] % WINDOW].set(step_norms["grad_norm"])
+        new_state = {
+            "norms": jnp.where(bad, state["norms"], last_norms),
+            "good": state["good"] + jnp.where(bad, 0, 1).astype(jnp.uint32),
+            "bad_in_a_row": jnp.where(bad, state["bad_in_a_row"] + 1, 0).astype(jnp.uint32),
         }
-        return StepHealth(bad, new_guard, step_norms)
+        return StepHealth(bad, new_state, step_norms)
 
     return detect
 
 
-def median(guard: Arrays) -> jax.Array:
+def median(state: Arrays) -> jax.Array:
     """Returns the median norm of the last good steps, float32 []; NaN before the first one."""
-    in_order = jnp.sort(guard["norms"])  # NaN in unused places sorts last
-    count = jnp.minimum(guard["good"], WINDOW).astype(jnp.int32)
+    in_order = jnp.sort(state["norms"])  # NaN in unused places sorts last
+    count = jnp.minimum(state["good"], WINDOW).astype(jnp.int32)
     rank = jnp.arange(WINDOW)
     middle = (rank == (count - 1) // 2) | (rank == count // 2)
     # Sums, not two elements: XLA duplicates indexing into each of the hundreds of fusions that keep

@@ -1,4 +1,4 @@
-"""Defines the training state. No other file splits Flax NNX modules, or puts them together.
+"""Defines the training state; the only file of training/ that splits NNX modules and merges them.
 
 A model is split once into a graph definition and flat dictionaries of arrays; the step merges them
 again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object across steps.
@@ -31,7 +31,7 @@ Leaf = TypeVar("Leaf")
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("step", "examples_seen", "params", "extras", "opt", "guard"),
+    data_fields=("step", "examples_seen", "params", "extras", "opt", "skip_step"),
     meta_fields=(),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class State:
         params: dotted path -> float32 array.
         extras: dotted path -> array of non-parameter model state (batch norm, replay).
         opt: the optimizer's state.
-        guard: state of the detector of bad steps (:mod:`jaxtrain.training.skip_step`).
+        skip_step: state of the detector of bad steps (:mod:`jaxtrain.training.skip_step`).
     """
 
     step: jax.Array
@@ -53,7 +53,7 @@ class State:
     params: Arrays
     extras: Arrays
     opt: optax.OptState
-    guard: Arrays
+    skip_step: Arrays
 
 
 class ModelDefinition:
@@ -191,7 +191,7 @@ def shardings_of(state: State, definition: ModelDefinition, rule: ShardingRule) 
     """Returns where each array of a state is stored; only the shapes of ``state`` matter."""
     return dataclasses.replace(
         jax.tree.map(rule, state),
-        guard=dict.fromkeys(state.guard, replicated(rule.mesh)),
+        skip_step=dict.fromkeys(state.skip_step, replicated(rule.mesh)),
         params=definition.param_shardings(rule),
         extras=definition.extra_shardings(rule),
     )
@@ -305,7 +305,7 @@ def _initial(
         params=params,
         extras=extras,
         opt=optimizer.init(definition.trained(params)),
-        guard=skip_step.init(),
+        skip_step=skip_step.init(),
     )
 
 

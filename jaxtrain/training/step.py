@@ -17,14 +17,13 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config
+from jaxtrain.models.contract import Batch, Sums
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.training.state import Arrays, ModelDefinition, State
 from jaxtrain.xla import options
 
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
 Metrics = dict[str, jax.Array]
 
 # A metric for the loop only: the number of bad steps in a row, including this one.
@@ -126,7 +125,8 @@ def build_train_step(
         optimizer: applied to float32 gradients of the mean loss.
         schedule: completed steps -> learning rate, for the metrics.
         rule: where arrays are stored.
-        detect: detects a bad step, which changes nothing but the number of examples seen.
+        detect: detects a bad step, which changes only the number of examples seen and the
+            detector's state.
         precision: dtype of the computation; state, losses and metrics stay float32.
         accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
@@ -147,13 +147,13 @@ def build_train_step(
         loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
         updates, opt = optimizer.update(grads, state.opt, trained)
-        bad, guarded, norms = detect(state.guard, loss, grads)
+        bad, detector_state, norms = detect(state.skip_step, loss, grads)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
             "loss": loss,
             **norms,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            BAD_IN_A_ROW: guarded["bad_in_a_row"],
+            BAD_IN_A_ROW: detector_state["bad_in_a_row"],
         }
         params = {**state.params, **cast(Arrays, optax.apply_updates(trained, updates))}
 
@@ -166,7 +166,7 @@ def build_train_step(
             params=unless_bad(state.params, params),
             extras=unless_bad(state.extras, extras),
             opt=unless_bad(state.opt, opt),
-            guard=guarded,
+            skip_step=detector_state,
         )
         return next_state, metrics
 
@@ -277,8 +277,8 @@ def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> 
 
 def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:
     """Returns the mean loss and its gradients, from those of the summed loss."""
-    share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
-    return sums.loss / sums.weight, jax.tree.map(lambda grad: grad * share, grads)
+    scale = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
+    return sums.loss / sums.weight, jax.tree.map(lambda grad: grad * scale, grads)
 
 
 def build_eval_step(

@@ -15,6 +15,7 @@ from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import InputError
+from jaxtrain.models.contract import Batch
 from jaxtrain.optim.build import rate_flag
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.console import console_line, validation_line
@@ -27,11 +28,11 @@ from jaxtrain.training.diagnosis.step_times import SlowProcesses
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.run_summary import Results
 from jaxtrain.training.state import State
-from jaxtrain.training.step import BAD_IN_A_ROW, Batch
+from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.
-WAIT_SHARE_TO_MENTION = 0.05
+WAIT_FRACTION_TO_MENTION = 0.05
 
 GPU_MEMORY = "train/gpu_memory_usage"
 
@@ -41,13 +42,13 @@ class _Pending(NamedTuple):
 
     Attributes:
         metrics: its metrics, which the device may still be computing.
-        position: examples seen before it.
+        first_example: number of its first example, which is the number of examples seen before it.
         ids: of this process's examples.
         batch: for ``loop.find_nan``; None without it.
     """
 
     metrics: dict[str, jax.Array]
-    position: int
+    first_example: int
     ids: list[int]
     batch: Batch | None
 
@@ -107,7 +108,7 @@ class StepRecorder:
         )
         self._done = position.done
         self._seen = position.seen
-        self._skipped_examples = position.left_out
+        self._examples_skipped = position.skipped
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
@@ -131,7 +132,7 @@ class StepRecorder:
     def position(self) -> run_length.Position:
         """Returns the position of the run; waits for the step pushed last."""
         self.flush()
-        return run_length.Position(self._done, self._seen, self._skipped_examples)
+        return run_length.Position(self._done, self._seen, self._examples_skipped)
 
     def finished(self) -> bool:
         """Returns whether the run has all its steps."""
@@ -198,13 +199,13 @@ class StepRecorder:
         done = self._done if self.bad_in_a_row else self._done + 1
         self._phases.stepped(done, waited_s, values)
         if self.bad_in_a_row:
-            self._skipped_examples += self._run.data.batch_size
+            self._examples_skipped += self._run.data.batch_size
             self._report_bad(pending, values)
             return
         self._report_bad_count()
         self._done += 1
         if self._run.loop.record_examples:
-            self._log.emit(StepExamples(self._done, pending.position, pending.ids))
+            self._log.emit(StepExamples(self._done, pending.first_example, pending.ids))
         every = self._run.loop.log_every
         if not self._recorded or self._done % every == 0 or self._done == self._total:
             self._record(self._done, values)
@@ -213,7 +214,7 @@ class StepRecorder:
         """Goes back to the position of a checkpoint; examples seen since then are not repeated."""
         self._report_bad_count()
         self._done = back_to.done
-        self._skipped_examples = self._seen - back_to.learned
+        self._examples_skipped = self._seen - back_to.learned
         self.bad_in_a_row = 0
         self._log.emit(Rewound(back_to.done, self._seen))
         self._phases.at(back_to.done)
@@ -259,18 +260,18 @@ class StepRecorder:
             InputError: the config stops the run at this step.
         """
         loss, norm = values["train/loss"], values["train/grad_norm"]
-        last = pending.position + self._run.data.batch_size - 1
+        last = pending.first_example + self._run.data.batch_size - 1
         settings = self._run.optim
         what = (
             f"step {self._done + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
-            f"rate {values['train/learning_rate']:.3g}, examples {pending.position} to {last})"
+            f"rate {values['train/learning_rate']:.3g}, examples {pending.first_example} to {last})"
         )
         origin = self._origin(pending, values)
         if origin:
             what = f"{what}; {origin}"
             self._first_origin = self._done, origin
         self._log.emit(
-            BadStep(self._done, pending.position, str(loss), str(norm), pending.ids, origin)
+            BadStep(self._done, pending.first_example, str(loss), str(norm), pending.ids, origin)
         )
         most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
@@ -310,7 +311,7 @@ class StepRecorder:
         assert state is not None, "kept with the batch"
         assert pending.batch is not None, "kept with the state"
         with self.paused_for("find_nan"):
-            return find_nan(self._done, pending.position, state, pending.batch)
+            return find_nan(self._done, pending.first_example, state, pending.batch)
 
     def _report_bad_count(self) -> None:
         """Prints how many bad steps followed the first one in a row."""
@@ -343,8 +344,8 @@ class StepRecorder:
             self._mention_wait(values)
 
     def _mention_wait(self, values: dict[str, Any]) -> None:
-        share = values.get("train/data_wait_fraction", 0.0)
-        if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait:
+        fraction = values.get("train/data_wait_fraction", 0.0)
+        if fraction > WAIT_FRACTION_TO_MENTION and not self._mentioned_wait:
             self._mentioned_wait = True
             workers, prefetch = self._batches.workers, self._run.data.prefetch
             more = f"raise --data.workers (now {workers})"
@@ -355,7 +356,7 @@ class StepRecorder:
                 fewer = "" if jax.default_backend() == "cpu" else ", or fewer GPUs"
                 more = f"use a host with more CPU cores (they allow {allowed}){fewer}"
             fix = f"{self._faster}; or {more}" if self._faster else more
-            self.say(f"training waits for data {share:.0%} of the time (measured): {fix}")
+            self.say(f"training waits for data {fraction:.0%} of the time (measured): {fix}")
 
 
 def _measured(values: Mapping[str, float]) -> str:

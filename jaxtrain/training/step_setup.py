@@ -23,6 +23,7 @@ from jaxtrain.optim.build import (
     without_effect,
 )
 from jaxtrain.sharding import ShardingRule
+from jaxtrain.terminal import Say
 from jaxtrain.training import skip_step
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import (
@@ -38,7 +39,6 @@ from jaxtrain.xla.step_cost import StepCost
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
-Say = Callable[[str], None]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
 

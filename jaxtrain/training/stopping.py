@@ -61,9 +61,9 @@ class Stopping:
         self._requests = Exchange(mesh, largest=[_REQUEST])
         self.decision, self.why = CONTINUE, ""
 
-    def wanted(self) -> bool:
+    def signaled(self) -> bool:
         """Returns whether this process received a signal, without asking the others."""
-        return self._signals.heard is not None
+        return self._signals.received_signal is not None
 
     def after_step(self) -> bool:
         """Returns whether all processes stop.
@@ -85,7 +85,7 @@ class Stopping:
         self.decision, self.why = STOP_HOPELESS, why
 
     def no_more_steps(self) -> None:
-        """The loop has ended: a signal no longer stops it."""
+        """Notes that the loop has ended, so that a signal no longer stops it."""
         self._signals.no_more_steps()
 
     def _own(self) -> dict[str, float]:
@@ -93,4 +93,4 @@ class Stopping:
         if self._broken_file_limit.stop_reason():
             return {_REQUEST: STOP_BAD_DATA}
         by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
-        return {_REQUEST: max(by_time, _BY_SIGNAL[self._signals.heard])}
+        return {_REQUEST: max(by_time, _BY_SIGNAL[self._signals.received_signal])}

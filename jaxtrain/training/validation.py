@@ -45,7 +45,7 @@ class Validation(NamedTuple):
 class Stop(Protocol):
     """Decides whether a run stops (:class:`jaxtrain.training.stopping.Stopping`)."""
 
-    def wanted(self) -> bool:
+    def signaled(self) -> bool:
         """Returns whether this process received a stop signal."""
 
     def agreed(self) -> bool:
@@ -100,7 +100,7 @@ class Evaluator:
         """Compiles on the first call; returns early if this process received a stop signal."""
         if self._programs is None:
             self._programs = options.in_background(self._compile)
-        while not self._programs.done() and not stop.wanted():
+        while not self._programs.done() and not stop.signaled():
             futures.wait([self._programs], _LOOK_EVERY_S)
 
     def __call__(

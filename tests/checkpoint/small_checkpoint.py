@@ -34,7 +34,7 @@ def write(
     for file, content in (files or {"state/_METADATA": f"step {step}".encode()}).items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(content)
-    about = {"step": step, "examples_seen": 3 * step, "examples_left_out": 0, **(meta or {})}
+    about = {"step": step, "examples_seen": 3 * step, "examples_skipped": 0, **(meta or {})}
     pointer = Pointer.of_folder(folder, about, {})
     if saved is not None:
         pointer = dataclasses.replace(pointer, saved=saved)

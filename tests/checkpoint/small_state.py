@@ -74,7 +74,7 @@ def meta_of(step: int) -> dict[str, Any]:
     return {
         "step": step,
         "examples_seen": 3 * step,
-        "examples_left_out": 0,
+        "examples_skipped": 0,
         "config": {"seed": 0},
     }
 

@@ -302,7 +302,7 @@ class Places:
             remote.note(self.directory, self.copy.bucket.url, [data])
         return data
 
-    def opened(self, directory: Path) -> candidates.CheckpointCandidates:
+    def candidates_of(self, directory: Path) -> candidates.CheckpointCandidates:
         return candidates.CheckpointCandidates(
             directory, self.said.append, RemoteRun(self.copy.bucket, quiet)
         )
@@ -310,7 +310,11 @@ class Places:
     def latest(self, resumed: str = "latest") -> str:
         """Returns the folder of the checkpoint that a resume uses, which is intact on the disk."""
         found = resume.choose(
-            resumed, self.directory, self.directory, self.said.append, opened=self.opened
+            resumed,
+            self.directory,
+            self.directory,
+            self.said.append,
+            candidates_of=self.candidates_of,
         )
         if found is None:
             return ""
@@ -376,7 +380,7 @@ def test_what_is_suspect_on_the_disk_does_not_return_from_the_bucket(places: Pla
     """A kill may come before the bucket is told."""
     older = places.save(4, "disk", "bucket")
     places.save(8, "disk", "bucket")
-    places.opened(places.directory)._disk.set_aside("checkpoints", 8, "suspect", "step 9")
+    places.candidates_of(places.directory)._disk.set_aside("checkpoints", 8, "suspect", "step 9")
     assert places.latest() == older
 
 
@@ -401,7 +405,7 @@ def test_damage_is_not_repaired_with_what_was_abandoned(places: Places) -> None:
     """The run was resumed from 4, and has saved 8 again, which was not uploaded yet."""
     older = places.save(4, "disk", "bucket")
     places.save(8, "disk", "bucket")
-    places.opened(places.directory)._disk.set_aside("checkpoints", 8, "superseded")
+    places.candidates_of(places.directory)._disk.set_aside("checkpoints", 8, "superseded")
     again = places.save(8, "disk", name="1" * 12)
     (places.directory / again / "state/d/0").write_bytes(b"damaged")
     assert places.latest() == older

@@ -17,7 +17,7 @@ def test_an_unwritable_quarantine_does_not_stop_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = Quarantine.open(tmp_path / "gone", 0)
-    gone.add(BadExample("file-1", "broken"), found="training")
+    gone.add(BadExample("file-1", "broken"), during="training")
     assert re.search(r'cannot write .* \(No such file.*"path": "file-1"', capsys.readouterr().err)
     assert gone.found() == frozenset()
     assert gone.size() == 0
@@ -31,30 +31,30 @@ def test_lines_of_others_are_ignored(tmp_path: Path) -> None:
 
 def test_a_truncated_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "quarantine.jsonl")
-    quarantine.add(BadExample("file-1", "broken"), found="training")
+    quarantine.add(BadExample("file-1", "broken"), during="training")
     with quarantine.path.open("a") as file:
         file.write('{"path": "fi')
     assert quarantine.found() == {"file-1"}
-    quarantine.add(BadExample("file-3", "broken"), found="training")
+    quarantine.add(BadExample("file-3", "broken"), during="training")
     assert quarantine.found() == {"file-1", "file-3"}
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])
 def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: Path) -> None:
-    Quarantine.open(tmp_path, 0).add(BadExample("file-7", "broken"), found="training")
+    Quarantine.open(tmp_path, 0).add(BadExample("file-7", "broken"), during="training")
     quarantine = Quarantine.open(tmp_path, 0)  # by another run in the same directory
     found = BadExample("file-0", "broken")
     sources = Sources(train=UNREAD, val=UNREAD, files=10, bad=(found,), summary="")
-    quarantine.add_all(sources.bad, found="index")
-    quarantine.add(BadExample("file-1", "broken"), found="training", position=4)
-    quarantine.add(BadExample("file-1", "broken"), found="training", position=9)
+    quarantine.add_all(sources.bad, during="index")
+    quarantine.add(BadExample("file-1", "broken"), during="training", position=4)
+    quarantine.add(BadExample("file-1", "broken"), during="training", position=9)
     now = 0.0
     said: list[str] = []
     limit = BrokenFileLimit(sources, quarantine, share, lambda: now, said.append)
     assert bool(limit.stop_reason()) is stops
     assert not stops or "2 of 10" in str(limit.stop_reason())
     # Another process of the run finds more, and its last line is still being written.
-    Quarantine.open(tmp_path, 1).add(BadExample("file-2", "broken"), found="validation")
+    Quarantine.open(tmp_path, 1).add(BadExample("file-2", "broken"), during="validation")
     with (tmp_path / "quarantine.1.jsonl").open("a") as file:
         file.write('{"path": "fi')
     assert "3 of 10" not in str(limit.stop_reason())  # the quarantine is not reread yet

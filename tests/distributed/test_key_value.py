@@ -192,7 +192,7 @@ def test_a_later_failure_does_not_fail_an_earlier_part(client: FakeClient) -> No
     for votes in processes:
         votes.begin()
         votes._vote("prepare", "")
-    processes[0]._vote("there", "gone")
+    processes[0]._vote("mounted", "gone")
     assert processes[1]._count("prepare", give_up_early=False) == ""
 
 

@@ -88,8 +88,8 @@ def test_after_hold_a_signal_is_a_request(number: signal.Signals) -> None:
         assert signals.requested is None
         send(number)
         assert signals.requested == number.name
-        wait_for(lambda: signals.heard)
-        assert signals.heard == number.name
+        wait_for(lambda: signals.received_signal)
+        assert signals.received_signal == number.name
     assert signal.getsignal(number) is before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -124,7 +124,7 @@ def test_a_signal_after_the_last_step_does_not_announce_a_stop(
         signals.hold()
         signals.no_more_steps()
         send(signal.SIGTERM)
-        wait_for(lambda: signals.heard)
+        wait_for(lambda: signals.received_signal)
     assert capfd.readouterr().err.strip() == "SIGTERM: the last step is done; finishing the run"
 
 
@@ -143,14 +143,14 @@ def test_exit_actions_run_newest_first_even_if_one_fails() -> None:
     assert ran == [("last", 75), ("fails", 75), ("first", 75)]
 
 
-def test_when_heard_also_reports_an_earlier_signal() -> None:
+def test_when_received_also_reports_an_earlier_signal() -> None:
     calls = []
     with StopSignals() as signals:
         signals.hold()
-        signals.when_heard(lambda: calls.append("later"))
+        signals.when_received(lambda: calls.append("later"))
         send(signal.SIGTERM)
-        wait_for(lambda: signals.heard)
-        signals.when_heard(lambda: calls.append("before"))
+        wait_for(lambda: signals.received_signal)
+        signals.when_received(lambda: calls.append("before"))
     assert sorted(calls) == ["before", "later"]
 
 
@@ -158,7 +158,7 @@ def test_a_request_of_another_process_acts_as_a_signal() -> None:
     with StopSignals() as signals:
         signals.hold()
         signals.request("SIGTERM")
-        wait_for(lambda: signals.heard)
+        wait_for(lambda: signals.received_signal)
         assert signals.requested == "SIGTERM"
 
 
@@ -168,9 +168,9 @@ def test_one_ctrl_c_that_another_process_reports_first_counts_once(
     with StopSignals() as signals:
         signals.hold()
         signals.request("SIGINT")
-        wait_for(lambda: signals.heard)
+        wait_for(lambda: signals.received_signal)
         send(signal.SIGINT)  # the same Ctrl-C
-        assert signals.requested == signals.heard == "SIGINT"
+        assert signals.requested == signals.received_signal == "SIGINT"
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
     assert capfd.readouterr().err.count("press Ctrl-C again") == 1
@@ -179,7 +179,7 @@ def test_one_ctrl_c_that_another_process_reports_first_counts_once(
 def test_a_ctrl_c_that_another_process_reports_later_counts_once() -> None:
     with StopSignals() as signals:
         signals.hold()
-        signals._of_another = "SIGINT"  # as request() does before the listener has heard the first
+        signals._of_another = "SIGINT"  # as request() does before the listener has the first
         send(signal.SIGINT)
         send(signal.SIGTERM)
         assert signals.requested == "SIGINT"
@@ -193,9 +193,9 @@ def test_a_run_under_nohup_ignores_a_closed_terminal() -> None:
         with StopSignals() as signals:
             signals.hold()
             send(signal.SIGHUP)
-            assert signals.requested is signals.heard is None
+            assert signals.requested is signals.received_signal is None
             signals.request("SIGHUP")  # but not that of another process
-            wait_for(lambda: signals.heard)
+            wait_for(lambda: signals.received_signal)
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -213,7 +213,7 @@ def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:
         signals.before_exit(lambda code: 1 / 0)
         if {hold}:
             signals.hold()
-            signals.when_heard(lambda: print("heard", signals.heard, flush=True))
+            signals.when_received(lambda: print("received", signals.received_signal, flush=True))
         print("busy", flush=True)
         {call}
     """
@@ -238,11 +238,11 @@ def test_a_long_call_does_not_keep_the_process_alive() -> None:
         assert process.wait(timeout=30) == RUN_AGAIN
 
 
-def test_a_signal_is_heard_in_a_long_call_that_has_something_to_save() -> None:
+def test_a_signal_is_received_in_a_long_call_that_has_something_to_save() -> None:
     with busy(hold=True) as process:
         printed = until_busy(process)
         process.send_signal(signal.SIGTERM)
-        assert next(printed) == "heard SIGTERM\n"
+        assert next(printed) == "received SIGTERM\n"
         time.sleep(1)
         assert process.poll() is None  # only the watchdog ends it
         process.kill()
@@ -272,7 +272,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: s
         try:
             printed = until_busy(process)
             process.send_signal(first)
-            assert next(printed) == f"heard {first.name}\n"
+            assert next(printed) == f"received {first.name}\n"
             time.sleep(0.5)
             assert process.poll() is None
             began = time.monotonic()

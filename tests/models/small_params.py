@@ -49,7 +49,7 @@ def write_run(
         step=np.uint32(step), examples_seen=np.uint32(step), params=params, extras={}, opt={}
     )
     described = {"seed": 0, "model": config.to_dict(model) if stored is None else stored}
-    about = {"step": step, "examples_seen": step, "examples_left_out": 0}
+    about = {"step": step, "examples_seen": step, "examples_skipped": 0}
     saver = CheckpointSaver(directory, 2, lambda line: None, files=files or {})
     saver.save(
         jax.tree.map(jax.numpy.asarray, state),

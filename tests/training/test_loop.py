@@ -17,7 +17,7 @@ STEP = 40
 class Loop:
     """A loop that runs one step, or none, and records the saves."""
 
-    def __init__(self, *, runs: bool, evaluation_due: bool, improves: bool) -> None:
+    def __init__(self, *, runs: bool, validation_due: bool, improves: bool) -> None:
         self.saves: list[tuple[str, bool, bool]] = []
         phases: list[str] = []
 
@@ -39,7 +39,7 @@ class Loop:
         setup.recorder.finished.side_effect = [False, True] if runs else [True]
         setup.recorder.too_many_bad.return_value = False
         setup.replay, setup.stopping.decision = None, 0
-        setup.save_policy.run_progress = SimpleNamespace(evaluation_due=evaluation_due, best=None)
+        setup.save_policy.run_progress = SimpleNamespace(validation_due=validation_due, best=None)
         setup.save_policy.judge.return_value = improves
         setup.save_policy.save = save
         setup.save_policy.finish = save
@@ -50,7 +50,7 @@ class Loop:
 
 
 def test_saves_are_phases_of_their_own_also_after_the_validation_of_a_resume() -> None:
-    resumed = Loop(runs=False, evaluation_due=True, improves=True)
+    resumed = Loop(runs=False, validation_due=True, improves=True)
     resumed.train()
     assert resumed.saves == [("save", False, True), ("save", True, False)]
 
@@ -60,7 +60,7 @@ def test_saves_are_phases_of_their_own_also_after_the_validation_of_a_resume() -
 def test_a_validation_saves_a_state_only_if_it_is_the_best(
     improves: bool, interrupted: bool
 ) -> None:
-    validates = Loop(runs=True, evaluation_due=False, improves=improves)
+    validates = Loop(runs=True, validation_due=False, improves=improves)
     if interrupted:
         validates.setup.evaluator.return_value = None
     validates.train()
@@ -69,7 +69,7 @@ def test_a_validation_saves_a_state_only_if_it_is_the_best(
 
 
 def test_each_step_is_recorded_with_its_batch_and_the_state_after_it() -> None:
-    one_step = Loop(runs=True, evaluation_due=False, improves=False)
+    one_step = Loop(runs=True, validation_due=False, improves=False)
     batch = object()
     one_step.setup.batches.__next__.return_value = batch
     one_step.train()

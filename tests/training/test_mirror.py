@@ -44,7 +44,7 @@ class Run:
                 directory,
                 directory,
                 self.said.append,
-                opened=lambda run: self.mirror.opened(run, self.said.append),
+                candidates_of=lambda run: self.mirror.candidates_of(run, self.said.append),
             )
             self.mirror.refuse_other(resumed, self.start_from)
             self.mirror.fetch(self.start_from)
@@ -54,7 +54,7 @@ class Run:
 
     def begin(self, keep: int = 2) -> "Run":
         self.checkpoints = CheckpointSaver(
-            self.directory, keep, self.said.append, copy=self.mirror, resumed=self.start_from
+            self.directory, keep, self.said.append, mirror=self.mirror, resumed=self.start_from
         )
         self.mirror.start(keep, 1, None, self._resumed)
         return self
@@ -466,7 +466,7 @@ def test_the_bucket_of_another_run_is_refused(runs: Callable[..., Run], tmp_path
     with pytest.raises(
         InputError, match=r"checkpoint\.mirror=s3://bucket/run has checkpoints, and"
     ):
-        other.opened(directory)
+        other.candidates_of(directory)
     assert pointer.steps(directory / "checkpoints") == [4]
 
 

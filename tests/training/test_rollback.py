@@ -27,7 +27,7 @@ def training_state(step: int) -> State:
         params=small.params,
         extras={"norm.mean": jnp.full(4, step), CONSTANT: jnp.arange(4.0)},
         opt=small.opt,
-        guard={"bad_in_a_row": jnp.uint32(2)},
+        skip_step={"bad_in_a_row": jnp.uint32(2)},
     )
 
 
@@ -64,10 +64,10 @@ def test_a_rollback_needs_memory_for_one_state(
     assert positions == [position]
     assert (position.done, int(restored.step)) == (5, 5)
     assert int(restored.examples_seen) == 3 * 7
-    assert int(restored.guard["bad_in_a_row"]) == 0
+    assert int(restored.skip_step["bad_in_a_row"]) == 0
     np.testing.assert_array_equal(restored.extras[CONSTANT], np.arange(4.0))
     np.testing.assert_array_equal(restored.extras["norm.mean"], np.full(4, 5))
     expected = dataclasses.replace(
-        training_state(5), examples_seen=restored.examples_seen, guard=restored.guard
+        training_state(5), examples_seen=restored.examples_seen, skip_step=restored.skip_step
     )
     jax.tree.map(np.testing.assert_array_equal, restored, expected)

@@ -29,7 +29,7 @@ LARGER_IS_BETTER = {
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr")
 
 
-STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), guard={})  # type: ignore[arg-type]
+STATE: Any = State(step=0, examples_seen=0, params={}, extras={}, opt=(), skip_step={})  # type: ignore[arg-type]
 
 
 class CheckpointSaver:
@@ -55,7 +55,7 @@ class CheckpointSaver:
             self.best.append(meta["step"])
 
     def _begin(self, meta: Any) -> None:
-        assert meta["examples_seen"] - meta["examples_left_out"] == 8 * meta["step"]
+        assert meta["examples_seen"] - meta["examples_skipped"] == 8 * meta["step"]
         assert self._failure is None, "nobody waited"
         self.metas.append(meta)
         number = len(self.metas)
@@ -254,11 +254,11 @@ def test_another_state_of_the_same_step_is_not_the_best() -> None:
     """After a rollback, the same step is reached again with a worse validation."""
     one, checkpoints = saver_with()
     one.save(at(20), STATE, regular=False, best=one.judge(at(20), {"val/psnr": 25.0}))
-    again = Position(20, seen=8 * 27, left_out=8 * 7)
+    again = Position(20, seen=8 * 27, skipped=8 * 7)
     assert not one.judge(again, {"val/psnr": 20.0})
     one.finish(again, STATE)
     assert checkpoints.best == [20]
     assert best_step(one.run_progress) == 20
     assert one.run_progress.best is not None
     assert one.run_progress.best.validated.value == 25.0
-    assert checkpoints.metas[-1]["examples_left_out"] == 8 * 7
+    assert checkpoints.metas[-1]["examples_skipped"] == 8 * 7

@@ -44,7 +44,7 @@ def test_norms_are_compared_only_after_the_warmup() -> None:
     for number in range(120):
         norm = {40: 1e6, 60: np.inf, 110: 1e6}.get(number, 1.0)
         health = detect(state, jnp.float32(1.0), {"kernel": jnp.full(1, norm, jnp.float32)})
-        state = health.guard
+        state = health.state
         if health.bad:
             found.append(number)
     assert found == [60, 110]
@@ -74,7 +74,7 @@ def test_a_separate_group_has_a_separate_norm() -> None:
 def test_bad_steps_are_counted_until_a_good_one() -> None:
     detect, state, counts = skip_step.detector(toy.OPTIM), skip_step.init(), []
     for value in (math.nan, math.nan, 1.0, math.nan):
-        state = detect(state, jnp.float32(1), {"w": jnp.float32(value)}).guard
+        state = detect(state, jnp.float32(1), {"w": jnp.float32(value)}).state
         counts.append(int(state["bad_in_a_row"]))
     assert counts == [1, 2, 0, 1]
 

@@ -259,7 +259,7 @@ def test_the_last_step_may_be_bad(story: Story) -> None:
     story.step()
     assert story.recorder.finished()
     rows = story.run.data.batch_size
-    assert story.recorder.position() == Position(TOTAL, (TOTAL + 1) * rows, left_out=rows)
+    assert story.recorder.position() == Position(TOTAL, (TOTAL + 1) * rows, skipped=rows)
     assert list(story.records()) == [1, 4, 8, 11]
 
 
@@ -272,7 +272,7 @@ def test_a_rollback_removes_records_but_not_the_examples_seen(story: Story) -> N
     story.recorder.flush()
     rows = story.run.data.batch_size
     story.recorder.rewind(Position(2, 2 * rows))
-    assert story.recorder.position() == Position(2, 5 * rows, left_out=3 * rows)
+    assert story.recorder.position() == Position(2, 5 * rows, skipped=3 * rows)
     assert (story.recorder.done, list(story.records())) == (2, [1, 2])
     story.step()
     story.recorder.flush()

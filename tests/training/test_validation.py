@@ -224,7 +224,7 @@ def test_a_stop_does_not_wait_for_the_compilation(
     judge: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Now(toy.Never):
-        wanted = agreed = lambda self: True
+        signaled = agreed = lambda self: True
 
     go_on = threading.Event()
     evaluator = judge.evaluator(Rows(40), 16, tmp_path)

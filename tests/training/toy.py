@@ -102,7 +102,7 @@ def recording() -> optax.GradientTransformation:
 class Never:
     """A run that is never stopped."""
 
-    def wanted(self) -> bool:
+    def signaled(self) -> bool:
         return False
 
     def agreed(self) -> bool:

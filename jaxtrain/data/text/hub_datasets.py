@@ -20,7 +20,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import cache, splits
 from jaxtrain.errors import InputError
 from jaxtrain.storage import hub_errors
-from jaxtrain.telemetry.progress_bar import Say
+from jaxtrain.terminal import Say
 
 PREFIX = "hf:"
 FILE = "hf://datasets/"

@@ -44,7 +44,7 @@ from jaxtrain.data.text.shards import (
 )
 from jaxtrain.data.text.streams import SHARD
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry.progress_bar import Say
+from jaxtrain.terminal import Say
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")

@@ -41,7 +41,7 @@ from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.telemetry.progress_bar import Say
+from jaxtrain.terminal import Say
 
 COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, UNKNOWN = range(6)
 """Of a document: first 8 bytes of the SHA-256 of its text; positions after its last token and its

@@ -12,7 +12,7 @@ from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.telemetry.progress_bar import Say
+from jaxtrain.terminal import Say
 
 MOST_CHARACTERS = 128_000_000
 """Text to train on, which takes half a minute; more changes little."""

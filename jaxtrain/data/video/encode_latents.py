@@ -23,7 +23,7 @@ from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.latents import LatentStore, Shape
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
-from jaxtrain.telemetry.progress_bar import Say
+from jaxtrain.terminal import Say
 
 
 class Teacher(Protocol):

@@ -23,7 +23,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket, normalized
-from jaxtrain.telemetry.progress_bar import Say
+from jaxtrain.terminal import Say
 
 _SHOWN = 200  # characters of an entry in an error
 

@@ -27,11 +27,12 @@ from jax.experimental import checkify
 
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain, first_line
+from jaxtrain.models.contract import Batch
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import replicated
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.state import Arrays, State
-from jaxtrain.training.step import Batch, LossSums, Metrics, TrainStep, means
+from jaxtrain.training.step import LossSums, Metrics, TrainStep, means
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = tuple(

@@ -1,7 +1,7 @@
 """Explains an out-of-memory error: predicted and measured memory, and the command that helps."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -9,9 +9,8 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.terminal import Say
 from jaxtrain.training.state import State, bytes_per_device
-
-Say = Callable[[str], None]
 
 
 @contextlib.contextmanager

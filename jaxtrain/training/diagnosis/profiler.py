@@ -17,9 +17,10 @@ from jax.profiler import ProfileData
 
 from jaxtrain import versions
 from jaxtrain.errors import InputError
+from jaxtrain.models.contract import Batch
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.state import State
-from jaxtrain.training.step import Batch, Metrics, TrainStep
+from jaxtrain.training.step import Metrics, TrainStep
 from jaxtrain.xla.hlo import Stacks
 
 SUMMARY = "summary.txt"

@@ -22,12 +22,13 @@ from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.models.contract import Batch
 from jaxtrain.sharding import AXES, replicated
 from jaxtrain.storage.disks import reason
 from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.run_progress import NAME, RunProgress
 from jaxtrain.training.state import State
-from jaxtrain.training.step import Batch, Metrics, TrainStep
+from jaxtrain.training.step import Metrics, TrainStep
 
 
 class Difference(NamedTuple):

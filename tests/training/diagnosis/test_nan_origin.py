@@ -17,13 +17,13 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.models.contract import Model, ModelConfig
+from jaxtrain.models.contract import Batch, Model, ModelConfig
 from jaxtrain.ops import layers, per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
 from jaxtrain.training.diagnosis import nan_origin
 from jaxtrain.training.diagnosis.nan_origin import FindNan
 from jaxtrain.training.state import ModelDefinition, State
-from jaxtrain.training.step import Batch, build_gradients
+from jaxtrain.training.step import build_gradients
 
 LAYERS, WIDTH, ROWS = 4, 8, 16
 
@@ -175,7 +175,7 @@ class Examined:
             params={name: _placed(params[name], stored[name]) for name in params},
             extras={name: _placed(array, whole) for name, array in extras.items()},
             opt=(),
-            guard={},
+            skip_step={},
         )
         of_batch = batch_sharding(self.mesh)
         return state, {name: _placed(array, of_batch) for name, array in batch.items()}

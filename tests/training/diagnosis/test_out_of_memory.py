@@ -32,7 +32,7 @@ def parts() -> tuple[Any, Any, Any]:
 
     params = {"kernel": stored((3 * 2**10, 2**18), "fsdp"), "table": stored((2**27,))}
     target = State(
-        step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={}, guard={}
+        step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={}, skip_step={}
     )
     typed = ["--data.path", "x", "--mesh.data", "2", "--mesh.fsdp", "4", "--data.batch_size", "64"]
     run = config.load("mlm_h200_8", [*typed, "--optim.accumulate", "2"])
