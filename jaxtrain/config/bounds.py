@@ -97,7 +97,7 @@ Epsilon = Annotated[float, EPSILON]
 """A number that is added to a mean square."""
 RotaryBase = Annotated[float, ROTARY]
 Fraction = Annotated[float, FRACTION]
-Share = Annotated[float, Bounds(least=0, most=1)]
+ClosedFraction = Annotated[float, Bounds(least=0, most=1)]
 Count = Annotated[int, Bounds(least=1)]
 Weight = Annotated[float, Bounds(least=0)]
 """A factor of a loss or of a decay."""

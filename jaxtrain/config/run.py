@@ -95,9 +95,9 @@ class Optim:
     """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
     warmup_fraction: bounds.Fraction | None = None
     """Length of the warm-up as a fraction of all steps, rounded down. Set this or warmup_steps."""
-    warmdown_fraction: bounds.Share = 0.2
+    warmdown_fraction: bounds.ClosedFraction = 0.2
     """trapezoid only: length of the final decay as a fraction of all steps, rounded down."""
-    warmdown_to: bounds.Share = 0.0
+    warmdown_to: bounds.ClosedFraction = 0.0
     """trapezoid only: the learning rate at the end, as a fraction of the peak."""
     warmdown_shape: Literal["linear", "sqrt"] = "linear"
     """trapezoid only: the final decay. linear: 1 - p, at a fraction p of it; sqrt: 1 - sqrt(p)."""

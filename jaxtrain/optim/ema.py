@@ -25,11 +25,11 @@ class Averaged(NamedTuple):
     """State of :func:`averaging`.
 
     Attributes:
-        updates: completed steps, uint32 [].
+        steps: completed, uint32 [].
         average: dotted name -> float32 array.
     """
 
-    updates: jax.Array
+    steps: jax.Array
     average: Any
 
 
@@ -40,7 +40,7 @@ def averaging(settings: config.Average) -> optax.GradientTransformation:
         return Averaged(jnp.zeros((), jnp.uint32), jax.tree.map(jnp.asarray, params))
 
     def update(updates: Any, state: Averaged, params: Any) -> tuple[Any, Averaged]:
-        count = state.updates + 1
+        count = state.steps + 1
         entries = (count // settings.every).astype(jnp.float32) - 1  # before this one
         early = (1 + entries) / (10 + entries) if settings.rule == "ema" else entries / 10
         stays = jnp.minimum(settings.decay, early)

@@ -57,12 +57,12 @@ class MuonState(NamedTuple):
     """State of :func:`muon`.
 
     Attributes:
-        updates: completed steps, int32 [].
+        steps: completed, int32 [].
         momentum: dotted name -> float32 array, of the parameter's shape.
         variance: dotted name -> mean square of each row or column; None without variance reduction.
     """
 
-    updates: jax.Array
+    steps: jax.Array
     momentum: Any
     variance: Any = None
 
@@ -107,7 +107,7 @@ def muon(
         return MuonState(jnp.zeros((), jnp.int32), zeros, squares)
 
     def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
-        beta = momentum_at(settings, state.updates, span)
+        beta = momentum_at(settings, state.steps, span)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
         matrices = {name: array for name, array in ahead.items() if isinstance(array, jax.Array)}
@@ -124,7 +124,7 @@ def muon(
             with_even_variance = functools.partial(_with_even_variance, b2=settings.variance_b2)
             for name, result in _map_by_shape(with_even_variance, directions, variance).items():
                 directions[name], variance[name] = result
-        learning_rate = rate(state.updates)
+        learning_rate = rate(state.steps)
         updates = dict(ahead)
         for name, direction in directions.items():
             inputs, outputs = _matrix_shape(direction)
@@ -133,11 +133,11 @@ def muon(
             if weight_decay and settings.cautious_decay:
                 assert span is not None, "the caller passes it"
                 agrees = direction * params[name] >= 0
-                decay = weight_decay * _half_cosine(state.updates / span.steps)
+                decay = weight_decay * _half_cosine(state.steps / span.steps)
                 updates[name] -= learning_rate * factor * decay * agrees * params[name]
             elif weight_decay:
                 updates[name] -= learning_rate * weight_decay * params[name]
-        return updates, MuonState(optax.safe_increment(state.updates), momentum, variance)
+        return updates, MuonState(optax.safe_increment(state.steps), momentum, variance)
 
     return optax.GradientTransformation(init, update)
 

@@ -44,7 +44,7 @@ class Data:
     """Examples per batch."""
     prefetch: int = 2
     """Batches to prefetch."""
-    max_bad_share: bounds.Share = 0.1
+    max_bad_share: bounds.ClosedFraction = 0.1
     """Fraction of bad files."""
     flip: bool = True
     """Mirror."""

@@ -99,7 +99,7 @@ def test_three_steps_match_muon(precision: config.Precision, tolerance: float) -
             error = np.linalg.norm(updates[name] - want) / np.linalg.norm(want)
             assert error < tolerance, (step, name)
             np.testing.assert_allclose(state.momentum[name], mean[name], atol=1e-6)
-    assert int(state.updates) == 3
+    assert int(state.steps) == 3
 
 
 def test_momentum_falls_during_the_warm_down() -> None:
@@ -119,7 +119,7 @@ def test_cautious_decay_applies_where_update_and_parameter_agree_and_ends_at_zer
         transform = muon.muon(settings, rate, "float32", weight_decay=decay, span=span)
         states = transform.init(params)
         for _ in range(3):
-            found[decay, int(states.updates)], states = transform.update(grads, states, params)
+            found[decay, int(states.steps)], states = transform.update(grads, states, params)
     for step, share in ((0, 1.0), (2, 0.5)):
         for name, plain in found[0.0, step].items():
             inputs, outputs = plain.shape

@@ -35,7 +35,7 @@ from jaxtrain.optim import ema
 correct = ema.averaging
 def still(settings):
     def update(updates, state, params):
-        return updates, state._replace(updates=state.updates + 1)
+        return updates, state._replace(steps=state.steps + 1)
     return optax.GradientTransformation(correct(settings).init, update)
 ema.averaging = still
 """

@@ -33,9 +33,9 @@ class Masked(Text):
     input_kind: ClassVar[str | None] = "masked text"
     form = "sentences"
 
-    random_share: bounds.Share = 0.1
+    random_share: bounds.ClosedFraction = 0.1
     """Fraction of the tokens to predict that are replaced by a random token, 0 to 1."""
-    keep_share: bounds.Share = 0.1
+    keep_share: bounds.ClosedFraction = 0.1
     """Fraction of the tokens to predict that stay unchanged, 0 to 1; all others become [MASK]."""
 
     def check(self) -> None:

@@ -120,14 +120,14 @@ class Text(DataConfig):
     $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
-    max_bad_share: bounds.Share = 0.1
+    max_bad_share: bounds.ClosedFraction = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     max_examples: int | None = None
     """Documents to use; None uses all. Those of the first files, ordered by the hashes of their
     names, are used, chosen by their own hashes. Several sources share them in proportion to the
     size of their files, with at least two each. If val_path is set, this limits the training
     documents only. Accepts 500k, 2.5M, 1B."""
-    train_split: bounds.Share = 0.9
+    train_split: bounds.ClosedFraction = 0.9
     """Fraction of the documents used for training; the rest is for validation. The hash of a
     document's text decides, with at least one document on each side. Ignored if val_path is set, or
     if names say what validates: valid.txt beside train.txt, or folders train and val."""

@@ -56,9 +56,9 @@ class Config(DataConfig):
     there, training fetches them, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
-    max_bad_share: bounds.Share = 0.1
+    max_bad_share: bounds.ClosedFraction = 0.1
     """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
-    train_split: bounds.Share = 0.95
+    train_split: bounds.ClosedFraction = 0.95
     """Fraction of the clips for training, 0 to 1; the others, of other videos, are for validation.
     Ignored if val_path is set, or if names say what validates: folders train and val."""
     verify: Literal["index", "never"] = "never"
@@ -97,17 +97,17 @@ class Config(DataConfig):
     side at the scale of validations; without crop, of the largest crop that fits."""
     max_crop_scale: Annotated[float, bounds.Bounds(above=0)] = 1.0
     """Largest side length of this part, as such a fraction; more than 1 requires crop."""
-    jitter_probability: bounds.Share = 0.7
+    jitter_probability: bounds.ClosedFraction = 0.7
     """Fraction of training clips with color jitter."""
-    brightness: bounds.Share = 0.15
+    brightness: bounds.ClosedFraction = 0.15
     """Brightness jitter: the factor is between 1 - brightness and 1 + brightness."""
-    contrast: bounds.Share = 0.15
+    contrast: bounds.ClosedFraction = 0.15
     """Contrast jitter: the factor is between 1 - contrast and 1 + contrast."""
-    saturation: bounds.Share = 0.15
+    saturation: bounds.ClosedFraction = 0.15
     """Saturation jitter: the factor is between 1 - saturation and 1 + saturation."""
     hue: Annotated[float, bounds.Bounds(least=0, most=0.5)] = 0.08
     """Hue jitter: the shift is between -hue and +hue, in full turns."""
-    blur_probability: bounds.Share = 0.2
+    blur_probability: bounds.ClosedFraction = 0.2
     """Fraction of training clips that are blurred."""
     blur_sigma: tuple[_Sigma, _Sigma] | None = (0.1, 2.0)
     """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
