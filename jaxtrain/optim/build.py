@@ -293,7 +293,7 @@ def muon_sentence(
     roles = param_groups.roles(groups)
     rates = [f"{label} {_peak(role, settings):.4g}" for label, role in roles.items()]
     left = _with_peak_lr(params, groups)
-    rest = f"{len(left)} parameters, such as {min(left)}, use" if left else "no parameter uses"
+    rest = f"{len(left)} arrays, such as {min(left)}, use" if left else "no array uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
 
 

@@ -325,12 +325,12 @@ def test_the_rates_are_printed() -> None:
     said = build.muon_sentence(config.Muon(peak_lr=0.03), names, model.optimizer_groups())
     scale = (16 / 768) ** -0.5
     assert f"matrices 0.03, wte {0.2 * scale:.4g}, lm_head {0.004 * scale:.4g}" in said
-    assert said.endswith("; no parameter uses optim.peak_lr")
+    assert said.endswith("; no array uses optim.peak_lr")
     norms = llama.Config.tiny()
     said = build.muon_sentence(
         config.Muon(), state.ModelDefinition(norms.build).params, norms.optimizer_groups()
     )
-    assert "; 5 parameters, such as head.norm, use optim.peak_lr" in said
+    assert "; 5 arrays, such as head.norm, use optim.peak_lr" in said
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from jaxtrain.data import jobs, remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
-from jaxtrain.storage import addresses, disks, listing
+from jaxtrain.storage import addresses, bucket_folders, disks, listing
 from jaxtrain.storage.atomic import expanded
 
 SUFFIXES = frozenset((".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gif", ".ivf"))
@@ -34,6 +34,7 @@ SUFFIXES |= frozenset((".mxf", ".ogv", ".qt", ".ts", ".vob", ".webm", ".wmv", ".
 """Of the formats that :data:`jaxtrain.data.video.packets.FORMATS` reads."""
 LISTS = frozenset((".jsonl", ".csv", ".txt"))
 _KINDS = 5  # of other files, in a message
+_OF_JAXTRAIN = (jobs.REPORT, bucket_folders.MANIFEST)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 PIECES = ".pieces"
@@ -185,12 +186,13 @@ def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Vid
         for file in listing.files(top, say):
             if file.suffix.lower() in _KNOWN:
                 files.append(VideoFile(file.relative_to(top).as_posix(), str(file)))
-            elif file.relative_to(top).as_posix() != jobs.REPORT:  # of prepare
+            elif file.relative_to(top).as_posix() not in _OF_JAXTRAIN:
                 ignored[file.suffix.lower() or "without a suffix"] += 1
         if files and ignored:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in ignored.most_common(_KINDS))
             more = ", ..." if len(ignored) > _KINDS else ""
-            say(f"{flag} {path}: ignored {ignored.total():,} other files ({kinds}{more})")
+            count = f"{ignored.total():,} other file{'s' if ignored.total() > 1 else ''}"
+            say(f"{flag} {path}: ignored {count} ({kinds}{more})")
         endings = ", ".join(sorted(SUFFIXES))
         return files, f"pass a folder with {endings} or .tar files, or a list of them"
     if not os.path.exists(top):
