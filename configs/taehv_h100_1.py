@@ -31,7 +31,7 @@ run = config.named("h100_8").override(
         "optim.peak_lr": 3e-4,
         "optim.accumulate": 1,
         "mesh.fsdp": 1,
-        "loop.steps": 100_000,  # published: 34,500
+        "loop.steps": 200_000,  # published: 34,500, with a teacher
         "loop.log_every": 100,
         "loop.eval_every": 5000,
         "checkpoint.every": 5000,

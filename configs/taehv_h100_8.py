@@ -15,6 +15,7 @@ run = config.named("taehv_h100_1").override(
     {
         "data.batch_size": 64,  # 8 crops x 8 GPUs
         "mesh.fsdp": 8,
+        "loop.steps": 100_000,
         "loop.log_every": 50,
     }
 )
