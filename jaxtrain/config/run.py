@@ -39,8 +39,8 @@ class Muon(bounds.Section):
     https://kellerjordan.github.io/posts/muon/.
 
     Embeddings, output layers, and trained scalars of language models use AdamW with their own
-    learning rates, all other parameters AdamW with optim.peak_lr. All follow one schedule, except a
-    discriminator (model.adversary.peak_lr).
+    learning rates, all other parameters AdamW with optim.peak_lr. All follow one schedule; a
+    discriminator's rate (model.adversary.peak_lr) is constant.
     """
 
     section = "optim.muon"

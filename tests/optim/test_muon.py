@@ -14,7 +14,7 @@ from training import toy
 from jaxtrain import config
 from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
-from jaxtrain.models import gpt, llama
+from jaxtrain.models import gpt, llama, wan_vae
 from jaxtrain.optim import build, muon
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
@@ -299,6 +299,23 @@ def test_depthwise_kernels_keep_adamw() -> None:
     updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
     np.testing.assert_allclose(np.abs(updates["depthwise"]), 1e-3, rtol=1e-3)
     assert set(found_momentum(state)) == {"kernel"}
+
+
+def test_roles_that_share_parameters_are_refused() -> None:
+    overlapping = {**ROLES, "all": param_groups.Role(prefix="", role="matrix")}
+    with pytest.raises(ValueError, match=r"blocks.0.q in matrices and all"):
+        build.make_optimizer(settings(), 10, drawn(), overlapping)
+
+
+def test_the_kernels_of_wans_autoencoder_use_muon() -> None:
+    model = wan_vae.Config.tiny()
+    shapes = state.ModelDefinition(model.build).params
+    params = {name: jnp.zeros(array.shape) for name, array in shapes.items()}
+    optimizer = build.make_optimizer(settings(), 10, params, model.optimizer_groups())
+    momentum = found_momentum(optimizer.init(params))
+    assert set(momentum) == {
+        name for name, array in params.items() if len(array.shape) > 1 and array.shape[-2] > 1
+    }
 
 
 def test_a_model_without_matrices_is_refused() -> None:

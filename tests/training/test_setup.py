@@ -56,6 +56,7 @@ def test_a_rate_that_is_high_for_the_width_is_reported() -> None:
         "may diverge: use at most 0.00039"
     ]
     assert warnings_of_rate("demo", wide | {"optim.peak_lr": 3e-4}) == []
+    assert warnings_of_rate("demo", wide | {"optim.muon": config.Muon()}) == []
     assert warnings_of_rate("demo", {}) == []
 
 

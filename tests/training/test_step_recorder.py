@@ -229,6 +229,9 @@ def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
     assert story.begin().advice() == (
         "lower --optim.peak_lr, or find the cause with --loop.find_nan True"
     )
+    with_muon = story.begin(muon=config.Muon())
+    assert with_muon.advice().startswith("lower --optim.muon.peak_lr, or find")
+    story.begin(muon=None)
     origin, examined = "the first NaN is computed at model.py:12 (div)", list[Any]()
     story.begin(
         bad_updates="skip",
