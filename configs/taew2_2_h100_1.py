@@ -1,21 +1,28 @@
-"""Wan 2.2's video autoencoder, distilled at 12x480x720 on one H100 (80 GB).
+"""Wan 2.2's video autoencoder, distilled on 128x128 crops on one H100 (80 GB).
 
-Differs from `taew2_2_h100_8` in 16 microbatches that make up for seven fewer GPUs.
+The teacher runs inside the step, on the same random crops: the encoder learns its latents, and the
+decoder learns to decode them. Weights with the shapes of TAEHV's `taew2_2`. Differs from
+`taehv_h100_1`, the published recipe with Muon, in the model, in its random initial parameters, in
+clips of 13 frames, the 4 n + 1 that the teacher encodes, and in the crops: of 64x64, the teacher
+makes only 4x4 latents. No run has been made yet.
 
-Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would change what `taew2_2_h100_8`
-names.
+Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would change what `taehv_h100_1`
+names, or prepare the latents once (`prepare latents`): the teacher does most of the step's work.
 
     python -m jaxtrain.main --config taew2_2_h100_1 --data.path CLIPS --model.teacher.weights VAE
 """
 
 from jaxtrain import config
+from jaxtrain.models import video_ae
 
-run = config.named("taew2_2_h100_8").override(
+run = config.named("taehv_h100_1").override(
     {
-        "optim.accumulate": 16,  # microbatches of 8 clips x 16 = 128
-        "mesh.fsdp": 1,
-        "loop.log_every": 50,
-        "loop.eval_examples": 10,
-        "loop.hang_timeout_s": 1800.0,
+        "model.patch_size": 2,
+        "model.latent_channels": 48,
+        "model.frames": 13,
+        "model.init": "random",  # the teacher's latents are not thumbnails
+        "model.adversary.replay": 1024,  # 16 for each of the 4 windows of 16 clips
+        "model.teacher": video_ae.Teacher(network="wan2.2", encoder_weight=1.0, decode=True),
+        "data.crop": (128, 128),
     }
 )

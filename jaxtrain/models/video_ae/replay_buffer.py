@@ -2,9 +2,9 @@
 
 The buffer's slots are divided among the windows of a batch: each window draws from and writes to a
 shelf of its own. Slots are split over devices like the windows, so buffered windows never cross
-devices if both are multiples of the number of devices; drawing from all slots would send every
-window of every batch between devices. Which window draws what depends only on the batch. Clips are
-at random positions in a batch, so a shelf holds windows of any clip.
+devices if the slots are a multiple of the windows, and these of the number of devices; drawing from
+all slots would send every window of every batch between devices. Which window draws what depends
+only on the batch. Clips are at random positions in a batch, so a shelf holds windows of any clip.
 
 Shapes: R slots; N windows per batch, P = R // N slots per shelf; H, W, C of a window.
 """
