@@ -256,6 +256,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "core": core,
     "published-results": published_results,
     "study-language": lambda: study("language"),
+    "study-video": lambda: study("video"),
 }
 
 
