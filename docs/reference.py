@@ -257,6 +257,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "published-results": published_results,
     "study-language": lambda: study("language"),
     "study-video": lambda: study("video"),
+    "study-fine-tuning": lambda: study("fine_tuning"),
+    "study-encoder": lambda: study("encoder"),
 }
 
 
