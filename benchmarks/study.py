@@ -6,7 +6,8 @@
 the change, as `compare` takes them. After each, the answer is written to ``answers.json`` beside
 it, with the command; a question with an answer is not asked again. To continue after a stop,
 repeat the command: all comparisons share the runs in ``FOLDER/runs``. Programs that run beside each
-other must ask different questions (``--only``).
+other must ask different questions (``--only``). One whose next run the other is training tries a
+few times, and then ends: repeat its command, too.
 """
 
 import argparse
