@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxtrain.data import jobs
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
+from jaxtrain.storage import bucket_folders
 
 
 def _touch(folder: Path, *names: str) -> None:
@@ -32,6 +34,13 @@ def test_a_folder_is_read_recursively_by_suffix(tmp_path: Path) -> None:
     found = files.find(str(tmp_path), "--data.path", tmp_path, lines.append)
     assert [video.name for video in found] == ["a/c.MKV", "a/d.webm", "b.mp4"]
     assert lines[-1].endswith(": ignored 6 other files (.txt 3, .json 2, without a suffix 1)")
+
+
+def test_files_that_jaxtrain_writes_beside_videos_are_not_counted(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.mp4", "notes.txt", jobs.REPORT, bucket_folders.MANIFEST)
+    lines: list[str] = []
+    files.find(str(tmp_path), "--data.path", tmp_path, lines.append)
+    assert lines == [f"--data.path {tmp_path}: ignored 1 other file (.txt 1)"]
 
 
 @pytest.mark.parametrize(
