@@ -196,7 +196,7 @@ def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
     path = pointer.find(source)
     records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
     values: dict[str, float] = {}
-    for record in json_lines.Reader(records).new() if meta else ():
+    for record in json_lines.read(records) if meta and records.is_file() else ():
         if record["step"] == meta["step"]:
             values |= {name: x for name, x in record.items() if name.startswith("val/")}
     if not values:

@@ -4,7 +4,9 @@ JSON has no NaN or Inf: such a value of an object is ``null``, and ``"nonfinite"
 "inf" | "-inf"}`` on the same line has the value.
 """
 
+import contextlib
 import functools
+import io
 import json
 import math
 import os
@@ -65,7 +67,9 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._number: int | None = None  # of the inode: a rewind replaces the file
+        # Stays open: a rewind replaces the file, and a second rewind could give the inode of a
+        # closed one to another file, which would be taken for it.
+        self._file: io.FileIO | None = None
         self._offset = 0
 
     def new(self) -> Iterator[Record]:
@@ -77,16 +81,23 @@ class Reader:
         """
         if not self._path.is_file():
             return
-        with self._path.open("rb") as file:
-            number = os.fstat(file.fileno()).st_ino
-            if number != self._number:
-                self._number, self._offset = number, 0
+        if self._file is None or not os.path.samestat(
+            os.fstat(self._file.fileno()), self._path.stat()
+        ):
+            self.close()
+            self._file, self._offset = io.FileIO(self._path), 0
+        with open(self._file.fileno(), "rb", closefd=False) as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
                 yield parse(line)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -97,7 +108,8 @@ def read(path: Path) -> Iterator[Record]:
         ValueError: a line is not JSON.
     """
     path.stat()
-    yield from Reader(path).new()
+    with contextlib.closing(Reader(path)) as reader:
+        yield from reader.new()
 
 
 def parse(line: str | bytes) -> Record:

@@ -16,6 +16,7 @@ of :class:`Recorder`; ``tracker_trackio.py`` is the shortest example. Then add N
 help of ``--track`` in config/run_flags.py.
 """
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -52,6 +53,9 @@ _RETRY_S = (10.0, 60.0, 300.0)
 _POLL_S = 1.0
 _HARDWARE = ("host", "processes", "devices", "device_kind", "platform", "driver")
 _THREAD = "tracker"
+# The packages import each other's parts. Two threads that wait for each other's imports get modules
+# that are incomplete: wandb had no "errors" in 1 of 8 runs on a machine under load.
+_IMPORTING = threading.Lock()
 
 
 def names(typed: Iterable[str]) -> tuple[str, ...]:
@@ -126,6 +130,8 @@ class Info(NamedTuple):
 class Recorder(Protocol):
     """An open run of a tracker. Any method may raise any error, or hang.
 
+    After an error, another one is made in the same process, without :meth:`close`.
+
     Attributes:
         where: the URL or folder of the run, for the user.
         last: the last step that the tracker has; -1 for none.
@@ -150,20 +156,18 @@ class Recorder(Protocol):
 
 def open_recorder(name: str, info: Info) -> Recorder:
     """Opens the run of a tracker."""
-    match name:
-        case "wandb":
-            from jaxtrain.telemetry.tracker_wandb import WandB
-
-            return WandB(info)
-        case "trackio":
-            from jaxtrain.telemetry.tracker_trackio import Trackio
-
-            return Trackio(info)
-        case "mlflow":
-            from jaxtrain.telemetry.tracker_mlflow import MLflow
-
-            return MLflow(info)
-    raise ValueError(f"unknown tracker {name}")
+    recorder: Callable[[Info], Recorder]
+    with _IMPORTING:
+        match name:
+            case "wandb":
+                from jaxtrain.telemetry.tracker_wandb import WandB as recorder
+            case "trackio":
+                from jaxtrain.telemetry.tracker_trackio import Trackio as recorder
+            case "mlflow":
+                from jaxtrain.telemetry.tracker_mlflow import MLflow as recorder
+            case _:
+                raise ValueError(f"unknown tracker {name}")
+    return recorder(info)
 
 
 class Tracker:
@@ -237,21 +241,22 @@ class Tracker:
         sent = Sent(self._directory / FOLDER / f"{self.name}.json")
         recorder = open_recorder(self.name, _info(self._directory, sent))
         self._say(f"{self.name}: {recorder.where}")
-        rows, last = _Rows(self._directory), recorder.last
-        while True:
-            over = self._over.is_set()  # before the file is read
-            # The resume of a run that was stopped may add a validation to its last step.
-            for row in rows.new(complete=over and self._code not in (RUN_AGAIN, INTERRUPTED)):
-                if row.step > last:
-                    recorder.record(row)
-                    last = row.step
-            if recorder.keeps:
-                sent.note(last)
-            if over:
-                recorder.close(self._code)
-                sent.note(last)
-                return
-            self._over.wait(_POLL_S)
+        last = recorder.last
+        with contextlib.closing(_Rows(self._directory)) as rows:
+            while True:
+                over = self._over.is_set()  # before the file is read
+                # The resume of a run that was stopped may add a validation to its last step.
+                for row in rows.new(complete=over and self._code not in (RUN_AGAIN, INTERRUPTED)):
+                    if row.step > last:
+                        recorder.record(row)
+                        last = row.step
+                if recorder.keeps:
+                    sent.note(last)
+                if over:
+                    break
+                self._over.wait(_POLL_S)
+        recorder.close(self._code)
+        sent.note(last)
 
     def _warn(self, text: str) -> None:
         """Prints a warning, if it is a new one."""
@@ -324,6 +329,10 @@ class _Rows:
             self._row = Row(step, when, values, self._samples_of(step, values))
         if complete and self._row is not None:
             yield self._row
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._reader.close()
 
     def _samples_of(self, step: int, values: dict[str, float]) -> dict[str, Path]:
         if not any(name.startswith("val/") for name in values):

@@ -32,6 +32,8 @@ class WandB:
     def __init__(self, info: Info) -> None:
         advice = ""
         wandb.setup(wandb.Settings(silent=True))  # prompts for no login
+        if wandb.run is not None:  # it has failed, and wandb.init would return it again
+            wandb.run.finish(exit_code=1)
         for folder in (info.directory / "wandb").glob(f"offline-run-*-{info.id}"):
             if not (folder / _COMPLETE).exists():
                 shutil.rmtree(folder)

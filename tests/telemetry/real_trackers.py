@@ -44,6 +44,29 @@ def slow(self, event):
 line_files.RecordFile.handle = slow
 main.console()
 """
+# Each tracker fails once, after 20 rows, and is opened again in the same process.
+FAILING = """
+from jaxtrain import main
+from jaxtrain.telemetry import tracker
+
+open_recorder = tracker.open_recorder
+failed = set()
+
+def open_failing(name, info):
+    recorder = open_recorder(name, info)
+    record = recorder.record
+    def fail_once(row):
+        if row.step == 21 and name not in failed:
+            failed.add(name)
+            raise OSError("connection lost")
+        record(row)
+    recorder.record = fail_once
+    return recorder
+
+tracker.open_recorder = open_failing
+tracker._RETRY_S = (0.5,)
+main.console()
+"""
 SHORT = [*RUN, "--loop.steps", "60"]
 # As in tests/training/test_bad_updates.py: six rollbacks.
 ROLLED_BACK = [
@@ -279,6 +302,27 @@ def test_after_rollbacks_each_step_is_there_once(
     found = [point for point in place.stored(rolled_back, name) if point.name == "train/loss"]
     steps = [point.step for point in recorded(rolled_back) if point.name == "train/loss"]
     assert sorted(point.step for point in found) == steps
+
+
+@pytest.fixture(scope="module")
+def failed(place: Place) -> Path:
+    """A run whose trackers fail once."""
+    run = place.folder / "failed"
+    arguments = [*SHORT, "--track", ",".join(TRACKERS), "--output-dir", run]
+    process = place.start(*arguments, program=FAILING)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert output.count("connection lost") == len(TRACKERS)
+    assert output.count("warning: ") == len(TRACKERS), output
+    return run
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_failed_receives_each_step_once(
+    place: Place, failed: Path, name: str
+) -> None:
+    found = [point.step for point in place.stored(failed, name) if point.name == "train/loss"]
+    assert sorted(found) == list(range(1, 61))
 
 
 SAMPLES = """
