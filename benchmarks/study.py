@@ -41,9 +41,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="of runs and reports")
     parser.add_argument("--only", default="", help="questions that contain this text")
     flags, fields = parser.parse_known_args()
-    for number, field in enumerate(fields[:-1]):
-        if re.fullmatch(r"--data\.(val_)?path", field):  # `compare` runs in the study's folder
-            fields[number + 1] = os.path.abspath(os.path.expanduser(fields[number + 1]))
+    for number, field in enumerate(fields):  # `compare` runs in the study's folder
+        if os.path.exists(path := os.path.expanduser(field)):
+            fields[number] = os.path.abspath(path)
     # Ctrl-C is for `compare`, which stops its runs, so that they resume later.
     signal.signal(signal.SIGINT, lambda *_: None)
     study = STUDIES / flags.name

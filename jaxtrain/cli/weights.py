@@ -142,6 +142,8 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         if target.is_dir():
             target = target / f"{usual}{tensor_files.SAFETENSORS}"
             atomic.check_writable("OUT", target)
+        if note := loaded.model.comfyui_note():
+            terminal.warn(f"warning: {note}")
         loaded = dataclasses.replace(loaded, params=weights.in_float16(loaded))
     elif not folder and (note := loaded.model.export_note()):
         terminal.warn(f"warning: {note}")

@@ -237,10 +237,10 @@ def batch_sentence(run: config.Run) -> str:
 
 
 def validation_batch_size(run: config.Run, available: int | None = None) -> int:
-    """Returns the global batch size of validations, which need no more memory than a step.
+    """Returns the global batch size of validations.
 
-    So it is at most a microbatch, or as much less as its examples are larger than those of
-    training (``data.crop``), but at least one example per device.
+    At most a microbatch, or as much less as its examples are larger than those of training
+    (``data.crop``), but at least one example per device, whose memory no plan knows.
 
     Args:
         run: the config.

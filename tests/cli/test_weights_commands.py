@@ -288,6 +288,15 @@ def test_what_comfyui_lacks_is_refused(fields: dict[str, Any], words: str, tmp_p
         full_width(**fields).comfyui_name()
 
 
+def test_latents_that_comfyui_does_not_pass_are_reported() -> None:
+    model = full_width(**COMFYUI["lighttaew2_2"])
+    assert model.comfyui_note() is None
+    taught = dataclasses.replace(
+        model, teacher=video_ae.Teacher(network="wan2.2", weights="vae"), frames=12
+    )
+    assert "model.teacher.network=wan2.2 are scaled" in str(taught.comfyui_note())
+
+
 def test_comfyui_takes_a_safetensors_file_of_a_video_autoencoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,7 @@ def test_a_rate_that_no_parameter_uses_is_reported() -> None:
 
 
 def test_a_rate_that_is_high_for_the_width_is_reported() -> None:
-    wide: dict[str, object] = {"model.decoder_widths": (256, 128, 64, 64)}
+    wide = {"optim.muon": None, "model.decoder_widths": (256, 128, 64, 64)}
     assert warnings_of_rate("demo", wide) == [
         "warning: --optim.peak_lr 0.001 is high for layers as wide as this model's, and training "
         "may diverge: use at most 0.00039"

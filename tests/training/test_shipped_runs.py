@@ -72,10 +72,10 @@ def test_the_video_autoencoder_on_sixteen_devices(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_demo_reconstructs_colors(tmp_path: Path) -> None:
-    """A gray blur has 21.7 dB, which the same demo with random parameters reaches in 160 steps."""
-    train(tmp_path, "--config", "demo", "--loop.steps", 40, "--output-dir", "run")
-    assert records(tmp_path / "run")[40]["val/psnr"] >= 25  # measured: 25.9
-    image = np.asarray(Image.open(tmp_path / "run/samples/reconstruction_40.png"), np.float64)
+    """A gray blur has 21.7 dB, which random parameters reached in 160 steps of AdamW."""
+    train(tmp_path, "--config", "demo", "--loop.steps", 80, "--output-dir", "run")
+    assert records(tmp_path / "run")[80]["val/psnr"] >= 26  # measured: 26.75
+    image = np.asarray(Image.open(tmp_path / "run/samples/reconstruction_80.png"), np.float64)
     row, margin = 64 * 2, 7  # frames of 64x64 pixels are enlarged
     bottom = len(image) - margin - (len(image) - margin) % 2
     top = bottom - (bottom // row) * row

@@ -87,7 +87,8 @@ class Config(DataConfig):
     """Mirror half of the training clips left to right."""
     crop: tuple[bounds.Count, bounds.Count] | None = None
     """Height and width of training examples (pixels): random crops of clips of model.height x
-    model.width, which validations see completely. None trains on complete clips."""
+    model.width, which validations see completely: one per device must fit, without gradients. None
+    trains on complete clips."""
     crops_per_clip: bounds.Count = 1
     """Training examples from each decoded clip: crops at random positions, each augmented by
     itself, which follow each other in the order. Decoding costs that much less per example. Each

@@ -212,6 +212,16 @@ class Config(ReconstructionConfig):
                 )
         return expected.name
 
+    def comfyui_note(self) -> str | None:
+        """Explains why ComfyUI would show wrong colors: its latents of Wan are not scaled."""
+        if self.teacher is None or self.teacher.network is None:
+            return None
+        return (
+            f"ComfyUI would show wrong colors: the latents of model.teacher.network="
+            f"{self.teacher.network} are scaled, as a diffusion model has them, and ComfyUI passes "
+            f"{self.comfyui_name()} others; see the table in docs/guides/comfyui.md"
+        )
+
     def export_note(self) -> str | None:
         """Explains why TAEHV and ComfyUI cannot load the weights: they fix the widths."""
         expected = _DECODER_WIDTHS[self.decoder]
