@@ -22,7 +22,7 @@ from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.training import setup, step_setup
 
 SETTINGS = (
-    *("--data.batch_size", "4", "--data.workers", "0"),
+    *("--data.batch_size", "4", "--data.workers", "0", "--optim.muon", "None"),
     *("--loop.eval_examples", "3", "--checkpoint.best_metric", "None"),
 )
 

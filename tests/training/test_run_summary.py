@@ -91,7 +91,7 @@ def test_each_command_has_each_flag_once() -> None:
     again = "--output-dir '/runs/my run' --resume latest"
     kept = f"{PYTHON} --config demo"
     blur = "--data.blur_sigma 0.1 1.0"
-    assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 320"
+    assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 640"
     assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
     assert said(arguments=typed_again)[-2] == on
@@ -113,12 +113,12 @@ def test_with_your_own_data_the_summary_suggests_export_and_more_patience() -> N
     run = dataclasses.replace(
         RUN,
         data=dataclasses.replace(RUN.data, path="clips"),
-        loop=dataclasses.replace(RUN.loop, early_stop_patience=3, eval_every=20),
+        loop=dataclasses.replace(RUN.loop, early_stop_patience=3, eval_every=40),
     )
     *_, longer, last = said(run, stopped_early=True)
     assert longer.startswith("resume for longer: ")
     assert longer.endswith("--loop.early_stop_patience 6")
-    few = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_every=30))
+    few = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_every=60))
     *_, longer, _ = said(few, stopped_early=True)
     assert longer.endswith("--loop.early_stop_patience None"), "with 6 validations 6 is too much"
     export = f"export the weights: {PYTHON} export '/runs/my run' '/runs/my run'/"

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 SMALL = (
     *("--config", "demo", "--model.frames", 4, "--model.height", 16, "--model.width", 16),
     *("--model.encoder_width", 8, "--model.decoder_widths", 16, 8, 8, 8),
-    *("--model.init", "random", "--optim.peak_lr", 3e-3),
+    *("--model.init", "random", "--optim.muon", "None", "--optim.peak_lr", 3e-3),
     *("--loop.steps", 60, "--loop.log_every", 20, "--loop.eval_every", 30),
     *("--checkpoint.every", 30, "--checkpoint.keep", 1),
-    *("--data.path", "videos", "--data.max_bad_share", 0.5),
+    *("--data.path", "videos", "--data.max_bad_share", 0.5, "--data.batch_size", 4),
 )
 
 
