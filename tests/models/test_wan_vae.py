@@ -189,5 +189,9 @@ def test_a_run_starts_only_from_a_folder_of_its_network(folder: Path, tmp_path: 
         weights.load(tmp_path / "empty")
     with pytest.raises(InputError, match=r"unknown _class_name 'AutoencoderKL'; use one of Autoen"):
         weights.load(tmp_path / "other")
+    sizes = wan_network.VERSIONS["wan2.2"]
+    settings = wan_network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.2"]) | {"dim_mult": [1]}
+    with pytest.raises(InputError, match=r"^x has .*: pass the folder of wan2.2's autoencoder$"):
+        wan_vae.Config.from_settings(settings, "x")
     with pytest.raises(InputError, match=r"pass the folder that has them together with their conf"):
         wan_vae.Config.guess({}, "x")
