@@ -153,6 +153,12 @@ class Config(ReconstructionConfig):
                 f"{nearest}",
                 about="model.frames",
             )
+        if self.remat == "chunk" and self.chunk is None:
+            raise InputError(
+                "model.remat=chunk requires model.chunk: set --model.chunk 1, or --model.remat "
+                "block",
+                about=("model.remat", "model.chunk"),
+            )
         super().check()
         for name in ("latents_mean", "latents_std"):
             values = self.latents_mean if name == "latents_mean" else self.latents_std

@@ -49,6 +49,7 @@ def made() -> Any:
     [
         ({"frames": 12}, r"^model.frames=12: use 4 n \+ 1 frames; the nearest is 13$"),
         ({"height": 40}, r"^model.height=40 and model.width=32 must be multiples of 16"),
+        ({"remat": "chunk"}, r"^model.remat=chunk requires model.chunk: set --model.chunk 1, or"),
         ({"latents_std": (1.0,)}, r"^model.latents_std has 1 numbers, but model.latent_channels=4"),
         (
             {"latents_std": (1.0, 1.0, 0.0, 1.0)},
