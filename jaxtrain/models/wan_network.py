@@ -81,6 +81,11 @@ class Architecture:
         return _SPACE_FACTOR * self.patch_size
 
     @property
+    def widest(self) -> int:
+        """Returns the channels of the widest blocks."""
+        return max(_MULTIPLES) * max(self.width, self.decoder_width)
+
+    @property
     def version(self) -> Version:
         """Returns the version with this kind of blocks."""
         return "wan2.2" if self.residual else "wan2.1"

@@ -208,7 +208,7 @@ class Config(ReconstructionConfig):
     @property
     def largest_rate(self) -> float:
         """Returns a rate that falls with the widest layer, as Adam's updates require."""
-        return _LARGEST_RATE / max(self.encoder_width, self.decoder_width)
+        return _LARGEST_RATE / self.sizes.widest
 
     def build(self, rngs: nnx.Rngs) -> "WanAutoencoder":
         """Builds the module, with new float32 parameters."""

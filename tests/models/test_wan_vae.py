@@ -70,6 +70,14 @@ def test_statistics_are_the_published_ones_if_the_channels_are() -> None:
     assert (full.mean, full.deviation) == wan_vae.PUBLISHED["wan2.2"]
 
 
+def test_the_largest_rate_is_that_of_the_widest_layer() -> None:
+    """It is in the middle of the network, with four times the channels of the outer layers."""
+    (width,) = ModelDefinition(TINY.build).params["decoder.conv_in.bias"].shape
+    assert TINY.largest_rate == 0.1 / width
+    full = config.named("wan2_2_decoder_h100_1")
+    assert full.optim.peak_lr < full.model.largest_rate == 0.1 / 1024
+
+
 @pytest.mark.slow
 def test_chunks_and_rematerialization_change_no_gradient(made: Any) -> None:
     _, params = made
