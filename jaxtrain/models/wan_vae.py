@@ -23,7 +23,12 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network
 from jaxtrain.models.contract import Tensors
 from jaxtrain.models.video_ae.losses import Channels
-from jaxtrain.models.video_ae.reconstruction import Reconstruction, ReconstructionConfig
+from jaxtrain.models.video_ae.reconstruction import (
+    Frames,
+    Reconstruction,
+    ReconstructionConfig,
+    Side,
+)
 from jaxtrain.models.video_ae.timing import Timing
 from jaxtrain.models.wan_network import TIME_FACTOR, Architecture, Memory, Version
 from jaxtrain.models.weight_table import WeightTable
@@ -112,6 +117,12 @@ class Config(ReconstructionConfig):
     diffusers_class = wan_network.CLASS
     guessable = False
 
+    frames: Frames
+    """Frames per clip: 4 n + 1."""
+    height: Side
+    """Height of a clip (pixels); a multiple of 16, or of 8 for wan2.1."""
+    width: Side
+    """Width of a clip (pixels); a multiple of 16, or of 8 for wan2.1."""
     version: Version = "wan2.2"
     """Kind of network: wan2.1, or wan2.2 with patches of 2x2 pixels and skips over its blocks. Set
     the channels, too: the defaults are those of wan2.2."""
