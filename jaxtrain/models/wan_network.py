@@ -474,19 +474,6 @@ class WanVae(nnx.Module):
         moments = in_chunks(self.encoder, to_patches(video, self.patch_size, dtype), frames)
         return normalized(moments, self.latents_mean[...], self.latents_std[...])
 
-    def decode(
-        self, latents_BLhwZ: jax.Array, dtype: jnp.dtype, *, chunk: int | None = None
-    ) -> jax.Array:
-        """Decodes normalized latents to float32 [B, 4 L - 3, H, W, 3], not clamped.
-
-        Args:
-            latents_BLhwZ: as from :meth:`encode`.
-            dtype: of the computation.
-            chunk: latents that are decoded at a time, after the first; None for all at once.
-        """
-        x = denormalized(latents_BLhwZ, self.latents_mean[...], self.latents_std[...])
-        return to_pixels(in_chunks(self.decoder, x.astype(dtype), chunk), self.patch_size)
-
 
 def normalized(moments_BLhwM: jax.Array, mean: jax.Array, deviation: jax.Array) -> jax.Array:
     """Returns the modes of latents as a diffusion model sees them, float32 [B, L, h, w, Z]."""

@@ -99,7 +99,7 @@ def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) ->
     @jax.jit
     def both(x: jax.Array) -> Any:
         latents = [module.encode(x, jnp.float32, chunk=chunk) for chunk in (None, 1, 2)]
-        frames = [module.decode(latents[0], jnp.float32, chunk=chunk) for chunk in (None, 1, 2)]
+        frames = [wan_weights.decode(module, latents[0], chunk) for chunk in (None, 1, 2)]
         return latents, frames
 
     latents, frames = both(video(12, 16))
