@@ -245,7 +245,8 @@ CHOSEN = {
     "config/overrides.py _fields": _FIELDS,
     "training/step.py build_eval_step.eval_step": "names in its callers",
     "interop/weights.py _check_guess": "not_in_weights of the model's class",
-    "models/from_file.py check_not_in_weights": "not_in_weights of the model's class",
+    "models/from_file.py _differing": "not_in_weights of the model's class",
+    "models/from_file.py check_not_in_weights": "in_weights, not_in_weights of the model's class",
 }
 CHOOSERS = {"getattr", "attrgetter", "methodcaller"}
 RUNNERS = {

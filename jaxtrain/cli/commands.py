@@ -290,8 +290,8 @@ class Evaluate(OnDevices, Json, Precise):
     """also measure rFVD, the Fréchet video distance to the originals, with this state dict of
     pytorch-i3d's InceptionI3d(400)"""
     worst: Annotated[Path | None, "DIR"] = None
-    """also write images of the three clips with the lowest PSNR to this folder: original,
-    reconstruction, and error"""
+    """also write images of the three clips with the lowest PSNR to this folder, new or empty:
+    original, reconstruction, and error"""
     text_field: Annotated[str | None, "NAME"] = None
     """text: field of .jsonl objects or column of .parquet files with it (default: the first of
     text, content, body, ...)"""

@@ -70,8 +70,8 @@ def main(flags: commands.Evaluate) -> int:
     size, protocol = _resolved(flags)
     cluster = job_flags.cluster(flags)
     atomic.check_writable("--json", flags.json)
-    if flags.worst is not None and flags.worst.exists() and not flags.worst.is_dir():
-        raise InputError(f"--worst {flags.worst} is a file: pass a folder")
+    if flags.worst is not None:
+        _make_empty(flags.worst)
     if protocol is None:
         clips = evaluation_clips.choose(
             flags.data,
@@ -119,9 +119,6 @@ def main(flags: commands.Evaluate) -> int:
     )
     if protocol is not None:
         terminal.out(_published(protocol))
-    if flags.worst is not None:
-        for path in _draw(meter.worst(clips, measured), flags.worst):
-            terminal.out(f"wrote {path}")
     if flags.json:
         content = {
             "sources": [model.source for model in meter.models],
@@ -137,12 +134,34 @@ def main(flags: commands.Evaluate) -> int:
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
+    if flags.worst is not None:
+        for path in _draw(meter.worst(clips, measured), flags.worst):
+            terminal.out(f"wrote {path}")
     return 0
+
+
+def _make_empty(folder: Path) -> None:
+    """Makes the folder of ``--worst``, before the work starts.
+
+    Raises:
+        InputError: it has files, such as images of other clips, or cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--worst {folder} is a file: pass a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise InputError(f"--worst {folder}: {error.strerror}: use another folder") from error
+    if names:
+        raise InputError(
+            f"--worst {folder} already has files, such as {names[0]}: use a new or an empty folder"
+        )
+    atomic.check_writable("--worst", folder / "1.png")
 
 
 def _draw(worst: Sequence["Drawn"], folder: Path) -> list[Path]:
     """Writes images of clips, the worst first, and returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number, clip in enumerate(worst, start=1):
         title = f"{clip.video}, at {clip.place:.0%}"

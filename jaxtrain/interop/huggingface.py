@@ -25,6 +25,8 @@ ARRAYS = "model.safetensors"
 INDEX = ARRAYS + tensor_files.INDEX
 _PYTORCH = "pytorch_model.bin"
 _DIFFUSERS = "diffusion_pytorch_model.safetensors"
+AUTOENCODER = "vae"
+"""The autoencoder's folder in that of a pipeline of diffusers."""
 _KINDS = ("model_type", "_class_name")
 """The entry of config.json that names the model, in transformers and in diffusers."""
 _WRITTEN = {SETTINGS, CARD, ARRAYS, _DIFFUSERS, "tokenizer.json", *transformers_files.FILES}
@@ -77,9 +79,10 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     if not paths and (folder / _PYTORCH).is_file():
         paths = [folder / _PYTORCH]
     if not paths:
+        diffusers = _KINDS[1] in atomic.read_json(folder / SETTINGS, _SETTINGS_BYTES)
+        lacks = f"no {_DIFFUSERS}" if diffusers else f"neither {ARRAYS} nor {_PYTORCH}"
         raise InputError(
-            f"{folder} has neither {ARRAYS} nor {_PYTORCH}: download the complete folder, or "
-            "pass a weights file"
+            f"{folder} has {lacks}: download the complete folder, or pass a weights file"
         )
     found: tensor_files.Tensors = {}
     for path in paths:

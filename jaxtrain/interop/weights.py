@@ -151,6 +151,15 @@ def check_there(source: Path) -> None:
         )
     if source.is_file():
         tensor_files.check_ending(source)
+    below = source / huggingface.AUTOENCODER
+    if (
+        huggingface.is_model_folder(below)
+        and not huggingface.is_model_folder(source)
+        and not next(resume.likely_checkpoints(source), None)
+    ):
+        raise InputError(
+            f"{source} has no checkpoint and no {huggingface.SETTINGS} of a model: pass {below}"
+        )
 
 
 def params_for(

@@ -26,6 +26,7 @@ from jaxtrain.errors import InputError
 T = TypeVar("T")
 
 _LARGEST = 2**63  # for integers: no size or count comes close
+_UNFIT = (InputError, ArithmeticError, TypeError, ValueError)  # of a value in a file
 
 
 def names() -> list[str]:
@@ -219,17 +220,41 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
         source: origin of the parameters, for messages.
 
     Raises:
-        InputError: names the first field that differs.
+        InputError: names a field that differs, and the flags that make the model fit.
     """
+    known = {name: field_values.plain(value) for name, value in theirs.items()}
+    differing = _differing(model, known)
+    if not differing:
+        return
+    sizes = {
+        name: known[name]
+        for name in model.in_weights
+        if name in known and known[name] != getattr(model, name)
+    }
+    with contextlib.suppress(*_UNFIT):  # its values may follow from the sizes
+        differing = _differing(dataclasses.replace(model, **sizes), known)
+    fields = sizes | differing
+    first = next(iter(fields))
+    ours = getattr(model, dict(model.not_in_weights).get(first, first))
+    flags = [
+        word for name in fields for word in (f"--model.{name}", *field_values.words(fields[name]))
+    ]
+    raise InputError(
+        f"{source} was trained with model.{first}={fields[first]}, but this model has {ours}: set "
+        f"{' '.join(flags)}"
+    )
+
+
+def _differing(model: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the known values of ``not_in_weights`` that differ from the model's."""
+    differing = {}
     for field, attribute in model.not_in_weights:
-        if field not in theirs:
+        if field not in known:
             continue
-        ours, saved_value = getattr(model, attribute), theirs[field]
-        with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
+        value = known[field]
+        with contextlib.suppress(*_UNFIT):
             # If it does not fit the other fields, it differs from ours anyway.
-            saved_value = getattr(dataclasses.replace(model, **{field: saved_value}), attribute)
-        if ours != saved_value:
-            raise InputError(
-                f"{source} was trained with model.{field}={saved_value}, but this model has "
-                f"{ours}: set --model.{field} {saved_value}"
-            )
+            value = getattr(dataclasses.replace(model, **{field: value}), attribute)
+        if value != getattr(model, attribute):
+            differing[field] = value
+    return differing

@@ -81,6 +81,11 @@ class Architecture:
         return _SPACE_FACTOR * self.patch_size
 
     @property
+    def widest(self) -> int:
+        """Returns the channels of the widest blocks."""
+        return max(_MULTIPLES) * max(self.width, self.decoder_width)
+
+    @property
     def version(self) -> Version:
         """Returns the version with this kind of blocks."""
         return "wan2.2" if self.residual else "wan2.1"
@@ -469,19 +474,6 @@ class WanVae(nnx.Module):
         moments = in_chunks(self.encoder, to_patches(video, self.patch_size, dtype), frames)
         return normalized(moments, self.latents_mean[...], self.latents_std[...])
 
-    def decode(
-        self, latents_BLhwZ: jax.Array, dtype: jnp.dtype, *, chunk: int | None = None
-    ) -> jax.Array:
-        """Decodes normalized latents to float32 [B, 4 L - 3, H, W, 3], not clamped.
-
-        Args:
-            latents_BLhwZ: as from :meth:`encode`.
-            dtype: of the computation.
-            chunk: latents that are decoded at a time, after the first; None for all at once.
-        """
-        x = denormalized(latents_BLhwZ, self.latents_mean[...], self.latents_std[...])
-        return to_pixels(in_chunks(self.decoder, x.astype(dtype), chunk), self.patch_size)
-
 
 def normalized(moments_BLhwM: jax.Array, mean: jax.Array, deviation: jax.Array) -> jax.Array:
     """Returns the modes of latents as a diffusion model sees them, float32 [B, L, h, w, Z]."""
@@ -626,7 +618,16 @@ def read(
     """
     what = f"{field}={folder}"
     settings = _settings(folder, what)
-    _check_sizes(settings, sizes, decodes, what)
+    near = next(
+        (
+            f"--model.teacher.network {version} --model.latent_channels {known.latent_channels} "
+            f"--model.patch_size {known.patch_size}"
+            for version, known in VERSIONS.items()
+            if not _differing(settings, known, decodes=False)
+        ),
+        None,
+    )
+    _check_sizes(settings, sizes, decodes, what, near)
     arrays = {
         name: _statistics(settings, name, sizes.latent_channels, what).astype(np.float32)
         for name in ("latents_mean", "latents_std")
@@ -719,13 +720,31 @@ def from_settings(settings: Mapping[str, Any], what: str) -> tuple[Architecture,
 
 
 def _check_sizes(
-    settings: Mapping[str, Any], sizes: Architecture, decodes: bool, what: str
+    settings: Mapping[str, Any],
+    sizes: Architecture,
+    decodes: bool,
+    what: str,
+    near: str | None = None,
 ) -> None:
     """Compares the settings of a folder with the expected network.
 
+    Args:
+        settings: the content of its config.json.
+        sizes: the expected ones.
+        decodes: whether the decoder's matter.
+        what: the folder, for messages.
+        near: flags that fit the folder, if there are any.
+
     Raises:
-        InputError: names each setting that differs, and the config fields that fit the folder.
+        InputError: names each setting that differs, and what to pass.
     """
+    if differing := _differing(settings, sizes, decodes):
+        near = near or f"the folder of {sizes.version}'s autoencoder"
+        raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
+
+
+def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) -> list[str]:
+    """Returns each setting of a folder that differs from the expected network."""
     base = settings.get("base_dim", 96)
     actual = {
         "is_residual": settings.get("is_residual", False),
@@ -749,24 +768,11 @@ def _check_sizes(
         "temperal_downsample": list(_TIME),
         "attn_scales": [],
     }
-    differing = [
+    return [
         f"{name} {errors.shown(actual[name])} instead of {expected[name]}"
         for name in expected
         if actual[name] != expected[name]
     ]
-    if not differing:
-        return
-    near = next(
-        (
-            f"--model.teacher.network {version} --model.latent_channels {known.latent_channels} "
-            f"--model.patch_size {known.patch_size}"
-            for version, known in VERSIONS.items()
-            if (known.residual, known.patch_size, known.latent_channels, known.width)
-            == tuple(actual[name] for name in ("is_residual", "patch_size", "z_dim", "base_dim"))
-        ),
-        f"the folder of {sizes.version}'s autoencoder",
-    )
-    raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
 
 
 def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -> np.ndarray:

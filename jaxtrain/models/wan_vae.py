@@ -23,7 +23,12 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network
 from jaxtrain.models.contract import Tensors
 from jaxtrain.models.video_ae.losses import Channels
-from jaxtrain.models.video_ae.reconstruction import Reconstruction, ReconstructionConfig
+from jaxtrain.models.video_ae.reconstruction import (
+    Frames,
+    Reconstruction,
+    ReconstructionConfig,
+    Side,
+)
 from jaxtrain.models.video_ae.timing import Timing
 from jaxtrain.models.wan_network import TIME_FACTOR, Architecture, Memory, Version
 from jaxtrain.models.weight_table import WeightTable
@@ -112,6 +117,12 @@ class Config(ReconstructionConfig):
     diffusers_class = wan_network.CLASS
     guessable = False
 
+    frames: Frames
+    """Frames per clip: 4 n + 1."""
+    height: Side
+    """Height of a clip (pixels); a multiple of 16, or of 8 for wan2.1."""
+    width: Side
+    """Width of a clip (pixels); a multiple of 16, or of 8 for wan2.1."""
     version: Version = "wan2.2"
     """Kind of network: wan2.1, or wan2.2 with patches of 2x2 pixels and skips over its blocks. Set
     the channels, too: the defaults are those of wan2.2."""
@@ -152,6 +163,12 @@ class Config(ReconstructionConfig):
                 f"model.frames={self.frames}: use {TIME_FACTOR} n + 1 frames; the nearest is "
                 f"{nearest}",
                 about="model.frames",
+            )
+        if self.remat == "chunk" and self.chunk is None:
+            raise InputError(
+                "model.remat=chunk requires model.chunk: set --model.chunk 1, or --model.remat "
+                "block",
+                about=("model.remat", "model.chunk"),
             )
         super().check()
         for name in ("latents_mean", "latents_std"):
@@ -202,7 +219,7 @@ class Config(ReconstructionConfig):
     @property
     def largest_rate(self) -> float:
         """Returns a rate that falls with the widest layer, as Adam's updates require."""
-        return _LARGEST_RATE / max(self.encoder_width, self.decoder_width)
+        return _LARGEST_RATE / self.sizes.widest
 
     def build(self, rngs: nnx.Rngs) -> "WanAutoencoder":
         """Builds the module, with new float32 parameters."""

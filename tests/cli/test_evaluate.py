@@ -1,6 +1,7 @@
 """``jaxtrain evaluate`` on videos: correct metrics, and all models on the same clips."""
 
 import dataclasses
+import errno
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ from models import lpips_weights, small_autoencoder
 from PIL import Image
 
 from jaxtrain import main
-from jaxtrain.cli import command_line
+from jaxtrain.cli import command_line, evaluate
 from jaxtrain.data import engines
 from jaxtrain.data.video import evaluation_clips, packets
 from jaxtrain.errors import InputError
@@ -119,8 +120,29 @@ def test_the_worst_clips_are_drawn(
     image = np.asarray(Image.open(worst / names[0]))
     assert min(image.shape[0] / 16, image.shape[1] / 24) > 5 * 6  # 5x5 frames, enlarged 6 times
     assert image[: image.shape[0] // 3, : image.shape[1] // 3].std() > 10
-    assert run(*arguments, "--worst", report) == 2
-    assert f"--worst {report} is a file: pass a folder" in capsys.readouterr().err
+    for folder, message in (
+        (report, "is a file: pass a folder"),
+        (report / "worst", ": Not a directory: use another folder"),
+        (worst, f"already has files, such as {names[0]}: use a new or an empty folder"),
+    ):
+        assert run(*arguments, "--worst", folder) == 2
+        printed = capsys.readouterr()
+        assert f"--worst {folder}" in printed.err
+        assert message in printed.err
+        assert "measured" not in printed.out
+
+
+def test_measurements_are_written_before_images(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(evaluate, "_draw", full)
+    report = tmp_path / "report.json"
+    arguments = [place / "0.safetensors", "--data", place / "videos", *SIZE]
+    assert run(*arguments, "--json", report, "--worst", tmp_path / "worst") != 0
+    assert json.loads(report.read_text())["clips"]
 
 
 def test_broken_and_short_videos_are_skipped_and_named(

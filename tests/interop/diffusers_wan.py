@@ -81,7 +81,7 @@ def test_frames_equal(pair: Any, latents: int, chunk: int | None) -> None:
     with torch.no_grad():
         sample = theirs.decode(_nchw(z * deviation + mean)).sample
     wanted = (sample.numpy().transpose(0, 2, 3, 4, 1) + 1) / 2
-    decode = jax.jit(lambda x: ours.decode(x, jnp.float32, chunk=chunk))
+    decode = jax.jit(lambda x: wan_weights.decode(ours, x, chunk))
     found = np.asarray(decode(jnp.asarray(z, jnp.float32))).clip(0, 1)
     assert found.shape == wanted.shape
     assert wanted.std() > 0.05

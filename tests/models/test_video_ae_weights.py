@@ -138,12 +138,10 @@ STREAMED = ("taehv_base_ragged", "taehv_cogvideox_even", "taehv_super_patch2_z48
     [pytest.param(name, marks=[] if name in STREAMED else pytest.mark.long) for name in FIXTURES],
     indirect=True,
 )
-def test_scans_and_streams_match_clips(reference: Reference) -> None:
+def test_streams_match_clips(reference: Reference) -> None:
     video, module = reference.arrays["video_nthwc"], reference.module
     latents = reference.encode(video)
     raw = reference.decode(latents)
-    close(jitted(module, streaming.encode_in_turn)(video), latents, 1e-5)
-    close(jitted(module, streaming.decode_in_turn)(latents), raw, 1e-5)
     code, frames = streamed(module, video)
     close(np.asarray(code), latents, 1e-5)
     close(np.asarray(frames), raw, 1e-5)

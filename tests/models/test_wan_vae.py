@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from training import toy
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import wan_network, wan_vae
+from jaxtrain.models import from_file, wan_network, wan_vae
 from jaxtrain.models.video_ae import streaming
 from jaxtrain.training.state import ModelDefinition
 
@@ -47,6 +49,7 @@ def made() -> Any:
     [
         ({"frames": 12}, r"^model.frames=12: use 4 n \+ 1 frames; the nearest is 13$"),
         ({"height": 40}, r"^model.height=40 and model.width=32 must be multiples of 16"),
+        ({"remat": "chunk"}, r"^model.remat=chunk requires model.chunk: set --model.chunk 1, or"),
         ({"latents_std": (1.0,)}, r"^model.latents_std has 1 numbers, but model.latent_channels=4"),
         (
             {"latents_std": (1.0, 1.0, 0.0, 1.0)},
@@ -65,6 +68,14 @@ def test_statistics_are_the_published_ones_if_the_channels_are() -> None:
     full = config.named("wan2_2_decoder_h100_8").model
     assert full.sizes == wan_network.VERSIONS["wan2.2"]
     assert (full.mean, full.deviation) == wan_vae.PUBLISHED["wan2.2"]
+
+
+def test_the_largest_rate_is_that_of_the_widest_layer() -> None:
+    """It is in the middle of the network, with four times the channels of the outer layers."""
+    (width,) = ModelDefinition(TINY.build).params["decoder.conv_in.bias"].shape
+    assert TINY.largest_rate == 0.1 / width
+    full = config.named("wan2_2_decoder_h100_1")
+    assert full.optim.peak_lr < full.model.largest_rate == 0.1 / 1024
 
 
 @pytest.mark.slow
@@ -140,6 +151,30 @@ def test_a_folder_is_read_and_written_as_it_was(folder: Path, tmp_path: Path) ->
         np.testing.assert_array_equal(array, again.params[name], err_msg=name)
 
 
+def test_a_folder_of_other_sizes_is_refused_with_all_flags(tmp_path: Path) -> None:
+    """The statistics, one number per channel, differ too; those of wan2.1 are its default."""
+    mean, deviation = wan_vae.PUBLISHED["wan2.1"]
+    settings = wan_network.to_settings(wan_network.VERSIONS["wan2.1"], mean, deviation)
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    run = config.named("wan2_2_decoder_h100_1")
+    message = (
+        r"model.version=wan2.1, but this model has wan2.2: set (--model.version wan2.1 "
+        r"--model.latent_channels 16 --model.encoder_width 96 --model.decoder_width 96)$"
+    )
+    with pytest.raises(InputError, match=message) as refused:
+        weights.check_settings(tmp_path, run.model)
+    flags = re.search(message, str(refused.value))
+    assert flags is not None
+    changed = config.load("wan2_2_decoder_h100_1", flags[1].split())
+    weights.check_settings(tmp_path, changed.model)
+
+
+def test_a_run_resumes_with_its_own_statistics() -> None:
+    """A checkpoint has them in JSON, where they are lists."""
+    model = dataclasses.replace(TINY, latents_mean=(0.5,) * 4)
+    from_file.check_not_in_weights(model, json.loads(json.dumps(config.to_dict(model))), "x")
+
+
 def test_a_run_starts_only_from_a_folder_of_its_network(folder: Path, tmp_path: Path) -> None:
     fits = dataclasses.replace(weights.load(folder).model, frames=9, height=64, width=64)
     expected = ModelDefinition(fits.build).params
@@ -153,7 +188,19 @@ def test_a_run_starts_only_from_a_folder_of_its_network(folder: Path, tmp_path: 
     (tmp_path / "other").mkdir()
     settings = json.loads((folder / "config.json").read_text()) | {"_class_name": "AutoencoderKL"}
     (tmp_path / "other" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=rf"has no checkpoint and .*: pass {folder}$"):
+        weights.check_there(folder.parent)  # of a pipeline, with vae/ in it
+    (tmp_path / "empty").mkdir()
+    shutil.copy(folder / "config.json", tmp_path / "empty")
+    with pytest.raises(
+        InputError, match=r"/empty has no diffusion_pytorch_model.safetensors: down"
+    ):
+        weights.load(tmp_path / "empty")
     with pytest.raises(InputError, match=r"unknown _class_name 'AutoencoderKL'; use one of Autoen"):
         weights.load(tmp_path / "other")
+    sizes = wan_network.VERSIONS["wan2.2"]
+    settings = wan_network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.2"]) | {"dim_mult": [1]}
+    with pytest.raises(InputError, match=r"^x has .*: pass the folder of wan2.2's autoencoder$"):
+        wan_vae.Config.from_settings(settings, "x")
     with pytest.raises(InputError, match=r"pass the folder that has them together with their conf"):
         wan_vae.Config.guess({}, "x")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -74,6 +75,12 @@ def module(
     """Returns the network of a folder."""
     found = wan_network.read(folder, sizes, decodes=decodes, field="folder")
     return filled(sizes, found, decodes=decodes)
+
+
+def decode(module: wan_network.WanVae, latents: jax.Array, chunk: int | None) -> jax.Array:
+    """Decodes normalized latents to a video, not clamped; `chunk` is that of `in_chunks`."""
+    x = wan_network.denormalized(latents, module.latents_mean[...], module.latents_std[...])
+    return wan_network.to_pixels(wan_network.in_chunks(module.decoder, x, chunk), module.patch_size)
 
 
 def filled(

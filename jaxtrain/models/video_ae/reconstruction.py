@@ -28,8 +28,8 @@ from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Tea
 from jaxtrain.storage.atomic import expanded
 
 _LEAST_SIDE = 16
-_Side = Annotated[int, bounds.Bounds(least=1, most=2**15)]
-_Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
+Side = Annotated[int, bounds.Bounds(least=1, most=2**15)]
+Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
 _DISCRIMINATOR = "adversary.discriminator."
 _SAMPLE_CLIPS = 3
 
@@ -41,11 +41,11 @@ class ReconstructionConfig(ModelConfig):
     task = "reconstruct"
     usage = "reconstruct {run} {input} {out}OUT.mp4 --side-by-side"
 
-    frames: _Frames
+    frames: Frames
     """Frames per clip."""
-    height: _Side
+    height: Side
     """Height of a clip (pixels); a multiple of 8 x patch_size."""
-    width: _Side
+    width: Side
     """Width of a clip (pixels); a multiple of 8 x patch_size."""
     latent_channels: Channels = 16
     """Channels of a latent, which stands for a group of frames and a square of 8x8 patches."""

@@ -1,9 +1,8 @@
 """Encodes and decodes videos of any length with the memory of a few frames.
 
-Three ways give the same numbers. :meth:`VideoAutoencoder.encode` and ``decode`` process a complete
-clip at once. :func:`encode_in_turn` and :func:`decode_in_turn` also take a complete clip, but
-compute one latent after another inside one compiled function. :class:`EncoderStream` and
-:class:`DecoderStream` take one frame or latent at a time and return each result once it is ready.
+Two ways give the same numbers. :meth:`VideoAutoencoder.encode` and ``decode`` process a complete
+clip at once. :class:`EncoderStream` and :class:`DecoderStream` take one frame or latent at a time
+and return each result once it is ready.
 
 Shapes: B videos, T frames, H height, W width; L latents.
 """
@@ -21,38 +20,6 @@ from jaxtrain.models.video_ae import VideoAutoencoder
 from jaxtrain.models.video_ae.autoencoder import without
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.timing import H3_BLACK
-
-
-def encode_in_turn(module: VideoAutoencoder, video_BTHW3: jax.Array) -> jax.Array:
-    """Computes ``module.encode``, one group of frames at a time."""
-    chunks = module.timing.chunks(video_BTHW3)
-    b, t, h, w, _ = chunks.shape
-    factor = module.timing.factor
-    groups = chunks.reshape(b, t // factor, factor, h, w, 3)
-
-    def body(memory: list[Memory], group: jax.Array) -> tuple[list[Memory], jax.Array]:
-        latent, following = module.encode_next(group, memory)
-        return following, latent[:, 0]
-
-    _, latents = jax.lax.scan(body, module.before_encoding(b, h, w), jnp.moveaxis(groups, 1, 0))
-    return module.timing.joined(jnp.moveaxis(latents, 0, 1), video_BTHW3.shape[0])
-
-
-def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Array:
-    """Computes ``module.decode``, one latent at a time."""
-    b, count, h, w, _ = latents_BLHWC.shape
-    module.timing.check_latents(count)
-
-    def body(memory: list[Memory], latent: jax.Array) -> tuple[list[Memory], jax.Array]:
-        frames, following = module.decode_next(latent[:, None], memory)
-        return following, frames
-
-    start = module.before_decoding(b, h, w)
-    _, frames = jax.lax.scan(body, start, jnp.moveaxis(latents_BLHWC, 1, 0))
-    frames = jnp.moveaxis(frames, 0, 1)
-    joined = frames.reshape(b, -1, *frames.shape[3:])
-    timing = module.timing
-    return without(joined, [*range(timing.dropped(count)), *timing.dropped_later(range(count))])
 
 
 class EncoderStream:
