@@ -3,7 +3,8 @@
 Validates and chooses the best checkpoint on complete clips of 12x480x720. As in TAEHV's published
 recipe: crops, frames up to five apart, batches of 16, an adversary, and an average of the
 parameters. Differs from it in Muon for kernels and in the initial parameters, which were better on
-a small scale (docs/results.md), and in having no teacher. No run on a GPU has been made yet.
+a small scale (docs/results.md), in having no teacher, and in 200,000 steps, 6 times as many. No run
+on a GPU has been made yet.
 
 Guide: docs/guides/video-autoencoder.md, "Crops". A specialist would use more than 20 validation
 clips, which choose the best checkpoint, and evaluate with LPIPS: PSNR does not see what the

@@ -29,6 +29,11 @@ class DataConfig(bounds.Section):
     most_workers: ClassVar[int | None] = None
     """Largest number of workers chosen for a host; None for no limit."""
 
+    @property
+    def block(self) -> int:
+        """Returns how many successive training examples are read together (``Source.block``)."""
+        return 1
+
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
         """Opens both splits; makes or fetches what the cache lacks.
 

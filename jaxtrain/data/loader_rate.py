@@ -51,7 +51,8 @@ def measure(
 ) -> Rate:
     """Measures the pipeline's examples/s once its workers have started.
 
-    Batches are smaller than the config's if a worker takes long for those: the trial is short.
+    Batches are smaller than the config's if a worker takes long for those: the trial is short. They
+    are complete blocks (:class:`Source`), which are then read once, like the run's.
 
     Args:
         source: the training split.
@@ -66,7 +67,8 @@ def measure(
         longest_s: longest time, including the workers' start; batches up to then count.
     """
     of_a_core = _alone(source, seed, quarantine)
-    batch = max(1, min(rows, round(of_a_core * _BATCH_S)))
+    block = sampler.order_of(source, seed).block
+    batch = min(rows, max(1, round(of_a_core * _BATCH_S / block)) * block)
     batches = pipeline.TrainingBatches(
         source,
         mesh,

@@ -96,12 +96,12 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         if workers and (text := worker_count.too_many(workers, gpus)):
             raise InputError(text)
         worker_count.allow_files(worker_count.files_needed(workers, gpus))
-        self.ahead = math.ceil(
-            worker_count.most_batches(rows.rows_per_batch, workers, prefetch, devices)
-        )
-        self._parts = worker_count.parts_per_batch(rows.rows_per_batch, workers, devices)
+        local, block = rows.rows_per_batch, rows.order.block
+        held = worker_count.most_batches(local, workers, prefetch, devices, block)
+        self.ahead = math.ceil(held)
+        self._parts = worker_count.parts_per_batch(local, workers, devices, block)
         # The order of the parts is that of the rows.
-        part_rows = rows.rows_per_batch // self._parts
+        part_rows = local // self._parts
         self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
         # Three batches are on the devices: in the step, in the queue, and with the thread.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)

@@ -4,6 +4,9 @@ The rows of a batch are divided into equal parts, so that workers load one batch
 one batch each. If there are more workers than parts, the others load the next batch. So the number
 of workers never changes the examples or their order, and may differ from host to host, and from one
 start of a run to the next.
+
+A part has complete blocks if the process's rows do (:class:`jaxtrain.data.source.Source`): a block
+that is divided between workers, such as the crops of a clip, is read by each of them.
 """
 
 import functools
@@ -293,7 +296,7 @@ def chosen(
 
     Takes the cores that the loop leaves, rounded down by at most a quarter so that a batch divides
     evenly among the workers: then they load it together, and fewer batches wait in shared memory.
-    With several devices, that is a multiple of their number if there are enough cores.
+    With several devices, that is a multiple of their number if there are enough cores and blocks.
 
     Args:
         data: the config's data.
@@ -308,19 +311,21 @@ def chosen(
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
     free = max(1, int(min(free, most, data.most_workers or free)))
-    needed = {n: most_batches(rows, n, data.prefetch, devices) for n in range(1, free + 1)}
+    needed = {
+        n: most_batches(rows, n, data.prefetch, devices, data.block) for n in range(1, free + 1)
+    }
     fitting = [n for n in needed if needed[n] <= batches]
     fit_shared = max(fitting, default=min(free, devices))
     fitting = [
         n for n in needed if n <= fit_shared and n * WORKER_BYTES + needed[n] * batch <= memory
     ]
     largest = max(fitting, default=1)
-    unit = devices if devices > 1 else rows
+    unit = _most_parts(rows, devices, data.block)
     near = range(-(-3 * largest // 4), largest + 1)
     return max(near, key=lambda number: (math.gcd(number, unit), number))
 
 
-def parts_per_batch(rows: int, workers: int, devices: int) -> int:
+def parts_per_batch(rows: int, workers: int, devices: int, block: int) -> int:
     """Returns the number of equal parts into which a process's rows of a batch are divided.
 
     With several devices, a part holds the rows of one or more complete devices, so no rows are
@@ -331,11 +336,27 @@ def parts_per_batch(rows: int, workers: int, devices: int) -> int:
         rows: rows of a batch that the process loads; a multiple of ``devices``.
         workers: workers of the process.
         devices: devices of the process.
+        block: successive examples that are read together (``DataConfig.block``).
     """
-    return math.gcd(devices if devices > 1 else rows, max(1, workers))
+    return math.gcd(_most_parts(rows, devices, block), max(1, workers))
 
 
-def most_batches(rows: int, workers: int, prefetch: int, devices: int) -> float:
+def _most_parts(rows: int, devices: int, block: int) -> int:
+    """Returns the largest number of parts. It is 1 if the rows are not complete blocks."""
+    blocks = 1 if rows % block else rows // block
+    return math.gcd(devices, blocks) if devices > 1 else blocks
+
+
+def reads_per_block(rows: int, workers: int, devices: int, block: int) -> float:
+    """Returns by how many parts of batches a block is read, on average.
+
+    The arguments are those of :func:`parts_per_batch`.
+    """
+    part = rows // parts_per_batch(rows, workers, devices, block)
+    return 1 + (block - math.gcd(block, part)) / part
+
+
+def most_batches(rows: int, workers: int, prefetch: int, devices: int, block: int) -> float:
     """Returns the largest number of batches in shared memory.
 
     Counts the batches that are ready, being loaded, and in the main process.
@@ -345,9 +366,10 @@ def most_batches(rows: int, workers: int, prefetch: int, devices: int) -> float:
         workers: workers of the process.
         prefetch: ``data.prefetch``, the parts that each worker holds ready.
         devices: devices of the process.
+        block: successive examples that are read together.
     """
     parts = workers * (prefetch + 1)
-    return parts / parts_per_batch(rows, workers, devices) + _BATCHES_OF_PIPELINE
+    return parts / parts_per_batch(rows, workers, devices, block) + _BATCHES_OF_PIPELINE
 
 
 def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:

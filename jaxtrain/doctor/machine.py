@@ -241,7 +241,9 @@ def shared_memory(
         yield ok(f"batches {reason}: they do not use shared memory")
         return
     devices = run.mesh.devices * rows // run.data.batch_size
-    need = batch * worker_count.most_batches(rows, number, run.data.prefetch, devices)
+    need = batch * worker_count.most_batches(
+        rows, number, run.data.prefetch, devices, run.data.block
+    )
     free = free_bytes(folder)
     seen = (
         f"{folder} has {size(free)} free; {counted(number, 'worker')}, data.prefetch "

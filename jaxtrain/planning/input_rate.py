@@ -47,15 +47,20 @@ class Kind:
     each: float = 0.0
     cut: float = 0.0
 
-    def per_core(self, run: config.Run) -> tuple[float, float]:
-        """Returns the least and the most examples/s of a core, for the examples of a run."""
+    def per_core(self, run: config.Run, decoded: float) -> tuple[float, float]:
+        """Returns the least and the most examples/s of a core, for the examples of a run.
+
+        Args:
+            run: the config.
+            decoded: clips that are decoded for each example.
+        """
         if self.unit == "tokens":
             size = float(run.model.tokens_per_example())
         else:
             clip, example = map(_relative_pixels, (run.model, run.training_model))
             decoding = self.fixed + (1 - self.fixed - self.each - self.cut) * clip
             own = self.each * run.model.frames / _FRAMES + self.cut * example
-            size = decoding / run.data.crops_per_clip + own
+            size = decoding * decoded + own
         return self.least / size, self.most / size
 
 
@@ -148,16 +153,20 @@ def predict(
         InputError: the kind of source does not fit the config's data.
     """
     kind, how = _kind(run, host.source)
-    what, per_core = f"{KINDS[kind].what} ({how})", KINDS[kind].per_core(run)
-    if host.per_core is not None:
-        what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
     cores = host.cores or CORES_PER_GPU * gpus
     rows = run.data.batch_size / nodes
+    whole_rows = max(1, round(rows))
     workers = run.data.workers
     if workers is None:
-        workers = worker_count.chosen(
-            run.data, cores, rows=max(1, round(rows)), devices=gpus, on_cpu=False
-        )
+        workers = worker_count.chosen(run.data, cores, rows=whole_rows, devices=gpus, on_cpu=False)
+    # A single reader still has the clip of its previous batch.
+    reads = 1.0
+    if workers > 1 or nodes > 1:
+        reads = worker_count.reads_per_block(whole_rows, workers, gpus, run.data.block)
+    per_core = KINDS[kind].per_core(run, reads / run.data.block)
+    what = f"{KINDS[kind].what} ({how})"
+    if host.per_core is not None:
+        what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
     least, most = (rate * max(1, min(workers, cores)) for rate in per_core)
     predicted = Input(
         kind=kind,
@@ -177,7 +186,7 @@ def predict(
     return dataclasses.replace(
         predicted,
         waits="yes" if predicted.seconds[0] > step[1] else "maybe",
-        advice=tuple(_advice(run, predicted, rows, step)),
+        advice=tuple(_advice(run, predicted, gpus, nodes, host, step)),
     )
 
 
@@ -202,24 +211,35 @@ def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
     return source, how
 
 
-def _advice(run: config.Run, predicted: Input, rows: float, step: tuple[float, float]) -> list[str]:
+def _advice(
+    run: config.Run,
+    predicted: Input,
+    gpus: int,
+    nodes: int,
+    host: Host,
+    step: tuple[float, float],
+) -> list[str]:
     """Returns what to do about input that may be slower than the step, in numbers."""
     lines = []
     used = min(predicted.workers, predicted.cores)
     if not predicted.measured and predicted.kind == "videos":
-        clips = KINDS["clips"].per_core(run)
+        clips = predict(run, gpus, nodes, dataclasses.replace(host, source="clips")).per_core
         factor = math.sqrt(math.prod(clips) / math.prod(predicted.per_core))
         lines.append(f"jaxtrain prepare clips, once: {factor:.1f} times the clips/s")
     if getattr(run.data, "crop", None) is not None:
         several = 2 * run.data.crops_per_clip
         more = dataclasses.replace(run.data, crops_per_clip=several)
-        rates = KINDS[predicted.kind].per_core(dataclasses.replace(run, data=more))
-        factor = rates[0] / KINDS[predicted.kind].per_core(run)[0]
-        lines.append(f"--data.crops_per_clip {several}: {factor:.1f} times the examples/s")
+        by_table = dataclasses.replace(host, per_core=None)
+        now, then = (
+            predict(one, gpus, nodes, by_table).rate[0]
+            for one in (run, dataclasses.replace(run, data=more))
+        )
+        if then > 1.05 * now:  # if the batch is not a multiple, clips are decoded more than once
+            lines.append(f"--data.crops_per_clip {several}: {then / now:.1f} times the examples/s")
     if run.data.workers is not None and used < predicted.cores - worker_count.LOOP_CORES:
         lines.append(f"--data.workers None: uses {predicted.cores} cores instead of {used}")
     least, most = (
-        math.ceil(rows / (seconds * rate))
+        math.ceil(run.data.batch_size / nodes / (seconds * rate))
         for seconds, rate in zip(reversed(step), reversed(predicted.per_core), strict=True)
     )
     if most > used:

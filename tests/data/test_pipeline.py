@@ -53,6 +53,29 @@ def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> 
     np.testing.assert_array_equal(np.concatenate(batch_arrays), expected)
 
 
+@dataclasses.dataclass(frozen=True)
+class Blocks(Numbers):
+    """An example names the process that reads it."""
+
+    block: int = 4
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return super().example(index, rng) | {"x": np.float32([index, os.getpid()])}
+
+
+@pytest.mark.slow
+def test_a_block_is_read_by_one_worker(tmp_path: Path) -> None:
+    batches = training_batches(tmp_path, Blocks(20), workers=4)
+    try:
+        x = np.concatenate([np.asarray(next(batches)["x"]) for _ in range(5)])
+    finally:
+        batches.close()
+    indices, readers = x.reshape(10, 4, 2).astype(int).transpose(2, 0, 1)
+    np.testing.assert_array_equal(indices, indices[:, :1] // 4 * 4 + np.arange(4))
+    np.testing.assert_array_equal(readers, np.broadcast_to(readers[:, :1], (10, 4)))
+    assert len(np.unique(readers)) == 4
+
+
 @pytest.mark.parametrize(("begin", "end"), [(0, 4), (4, 8), (2, 6), (0, 12), (11, 12)])
 def test_the_rows_of_a_device_come_from_the_right_parts(begin: int, end: int) -> None:
     whole = np.arange(24).reshape(12, 2)

@@ -1,6 +1,8 @@
 """The order is a pure function of seed and position; each example comes once per epoch."""
 
+import itertools
 import json
+import math
 import pickle
 from pathlib import Path
 
@@ -98,11 +100,31 @@ def test_a_source_of_broken_examples_stops_the_run_and_names_the_quarantine(tmp_
 
 
 @pytest.mark.parametrize(
-    ("workers", "devices", "parts"),
-    [(8, 8, 8), (48, 8, 8), (12, 8, 4), (11, 8, 1), (0, 8, 1), (8, 1, 8), (6, 1, 2)],
+    ("workers", "devices", "block", "parts"),
+    [
+        *((8, 8, 1, 8), (48, 8, 1, 8), (12, 8, 1, 4), (11, 8, 1, 1)),
+        *((0, 8, 1, 1), (8, 1, 1, 8), (6, 1, 1, 2)),
+        *((8, 8, 16, 8), (8, 8, 32, 4), (8, 1, 32, 4), (12, 1, 32, 4), (8, 1, 3, 1), (8, 8, 3, 1)),
+    ],
 )
-def test_workers_divide_a_batch(workers: int, devices: int, parts: int) -> None:
-    assert worker_count.parts_per_batch(128, workers, devices) == parts
-    ready_and_loading = worker_count.most_batches(128, workers, 2, devices)
-    in_main_process = worker_count.most_batches(128, 0, 2, devices)
+def test_workers_divide_a_batch(workers: int, devices: int, block: int, parts: int) -> None:
+    assert worker_count.parts_per_batch(128, workers, devices, block) == parts
+    ready_and_loading = worker_count.most_batches(128, workers, 2, devices, block)
+    in_main_process = worker_count.most_batches(128, 0, 2, devices, block)
     assert ready_and_loading - in_main_process == pytest.approx(3 * workers / parts)
+
+
+def test_a_block_is_read_once_if_batches_have_complete_blocks() -> None:
+    for devices, of_a_device, workers, block in itertools.product(
+        (1, 2, 8), (1, 2, 3, 16), (1, 2, 3, 8, 16), (1, 2, 3, 4, 6, 32)
+    ):
+        rows = devices * of_a_device
+        part, rest = divmod(rows, worker_count.parts_per_batch(rows, workers, devices, block))
+        assert rest == 0
+        positions = np.arange(math.lcm(rows, block))  # of several batches or processes
+        reads = set(zip(positions // part, positions // block, strict=True))
+        per_block = len(reads) * block / len(positions)
+        assert per_block == pytest.approx(
+            worker_count.reads_per_block(rows, workers, devices, block)
+        )
+        assert per_block == 1 or rows % block

@@ -1,5 +1,6 @@
 """Counting cores and memory under a container's limits, and choosing the number of workers."""
 
+import dataclasses
 import math
 import re
 import resource
@@ -182,6 +183,21 @@ def test_every_choice_is_between_one_and_the_free_cores() -> None:
             assert 3 * free <= 4 * number <= 4 * free
 
 
+@pytest.mark.parametrize(
+    ("block", "batches", "expected"),
+    [
+        *((1, math.inf, 20), (32, math.inf, 20)),  # four parts; of 22, two
+        (64, math.inf, 22),  # two parts
+        (48, math.inf, 22),  # a batch is one part
+        *((1, 9.0, 16), (32, 9.0, 8), (48, 9.0, 2)),  # with fewer parts, workers hold more
+    ],
+)
+def test_workers_load_complete_blocks(block: int, batches: float, expected: int) -> None:
+    data = dataclasses.replace(VIDEO, crop=(64, 64), crops_per_clip=block)
+    found = worker_count.chosen(data, 24, rows=128, devices=1, on_cpu=False, batches=batches)
+    assert found == expected
+
+
 def test_text_needs_few_workers() -> None:
     text = config.load("mlm_h200_8").data
     assert worker_count.chosen(text, 208, rows=768, devices=8, on_cpu=False) == text.most_workers
@@ -189,7 +205,7 @@ def test_text_needs_few_workers() -> None:
 
 def test_workers_and_their_batches_fit_into_memory() -> None:
     batch = 0.5 * GIB
-    held = worker_count.most_batches(128, 24, VIDEO.prefetch, 8)
+    held = worker_count.most_batches(128, 24, VIDEO.prefetch, 8, 1)
     assert chosen(26, memory=24 * 0.3 * GIB + held * batch, batch=batch) == 24
     less = chosen(26, memory=23.9 * 0.3 * GIB + held * batch, batch=batch)
     assert 16 <= less < 24

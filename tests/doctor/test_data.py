@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ class Slow:
     seconds: float
     broken: int | None = None
     fingerprint: str = "slow"
+    block: int = 1
 
     def __len__(self) -> int:
         return 64
@@ -75,6 +77,19 @@ def test_the_rate_of_a_slow_source_is_measured(tmp_path: Path) -> None:
     assert found.examples_per_second is not None
     assert 10 < found.examples_per_second < 50  # less than 50 on a busy machine
     assert 10 < found.of_a_core < 50
+
+
+@pytest.mark.parametrize(("of_a_core", "rows"), [(1.0, 4), (24.0, 8), (1000.0, 8)])
+def test_the_trial_reads_complete_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_core: float, rows: int
+) -> None:
+    """A batch of one or seven examples would divide a block of four between workers."""
+    made = Mock(side_effect=StopIteration)
+    monkeypatch.setattr(loader_rate.pipeline, "TrainingBatches", made)
+    monkeypatch.setattr(loader_rate, "_alone", lambda *_: of_a_core)
+    with pytest.raises(StopIteration):
+        measured(tmp_path, Slow(0.0, block=4))
+    assert made.call_args.args[2] == spec(rows)
 
 
 def test_a_very_slow_source_does_not_hold_up_doctor(tmp_path: Path) -> None:

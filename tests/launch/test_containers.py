@@ -24,7 +24,9 @@ def test_shared_memory_is_large_enough_for_the_batches(
     run = config.load(name)
     rows = run.data.batch_size * GPUS_A_HOST // run.mesh.devices
     workers = worker_count.chosen(run.data, CORES, rows=rows, devices=GPUS_A_HOST, on_cpu=False)
-    batches = worker_count.most_batches(rows, workers, run.data.prefetch, GPUS_A_HOST)
+    batches = worker_count.most_batches(
+        rows, workers, run.data.prefetch, GPUS_A_HOST, run.data.block
+    )
     need = batches * worker_count.shared_batch_bytes(run.data, run.model, rows)
     assert need > 2**30
     assert need < int(gib) * 2**30

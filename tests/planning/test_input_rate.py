@@ -104,9 +104,35 @@ def test_crops_share_the_decoding_of_a_clip() -> None:
     ):
         for several, measured in ((1, one), (4, four), (16, sixteen)):
             crops = {"data.crop": (64, 64), "data.crops_per_clip": several}
-            rate = input_rate.KINDS[kind].per_core(RUN.override(crops))[0]
-            factor = rate / input_rate.KINDS[kind].per_core(RUN)[0]
+            rate = input_rate.KINDS[kind].per_core(RUN.override(crops), 1 / several)[0]
+            factor = rate / input_rate.KINDS[kind].per_core(RUN, 1)[0]
             assert factor == pytest.approx(clip / measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("several", "batch", "workers", "decoded", "factor"),
+    [
+        (4, 16, 8, 1 / 4, 1.9),
+        (4, 16, 16, 1 / 4, 1.9),
+        (4, 16, None, 1 / 4, 2.4),  # 8 workers, and then 10
+        (16, 16, None, 1 / 16, None),  # two batches would decode the same clip
+        (32, 16, None, 2 / 32, None),
+        (16, 24, 8, (4 / 3) / 16, 1.3),  # batches share every third clip
+        (16, 24, 1, 1 / 16, 1.8),  # but one worker has decoded it
+    ],
+)
+def test_clips_that_workers_share_are_decoded_again(
+    several: int, batch: int, workers: int | None, decoded: float, factor: float | None
+) -> None:
+    crops = {"data.crop": (64, 64), "data.crops_per_clip": several, "data.batch_size": batch}
+    one_gpu = {"mesh.fsdp": 1, "optim.accumulate": 1, "data.workers": workers}
+    run = RUN.override(crops | one_gpu)
+    found = input_rate.predict(run, 1, 1, Host(cores=12, source="clips"), (1e-4, 1e-3))
+    expected = input_rate.KINDS["clips"].per_core(run, decoded)
+    assert found.per_core == pytest.approx(expected)
+    shown = [line for line in found.advice if "crops_per_clip" in line]
+    advice = f"--data.crops_per_clip {2 * several}: {factor} times the examples/s"
+    assert shown == ([] if factor is None else [advice])
 
 
 def test_slow_input_of_crops_gets_advice() -> None:

@@ -67,7 +67,7 @@ class Clips:
     @property
     def block(self) -> int:
         """Returns the number of successive examples that are crops of one decoded clip."""
-        return self.config.crops_per_clip if self.train else 1
+        return self.config.block if self.train else 1
 
     @property
     def fingerprint(self) -> str:

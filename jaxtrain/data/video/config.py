@@ -49,7 +49,8 @@ class Config(DataConfig):
     or their order."""
     prefetch: int = 2
     """Batch parts that each worker loads in advance. A process divides its clips of a batch into
-    gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
+    gcd(workers, devices) parts; with one device, into gcd(workers, clips). With crops_per_clip,
+    there may be fewer, so that they share as few clips as possible."""
     cache_dir: str | None = None
     """Folder for indexes, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE, or else
     ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps latents
@@ -91,8 +92,9 @@ class Config(DataConfig):
     trains on complete clips."""
     crops_per_clip: bounds.Count = 1
     """Training examples from each decoded clip: crops at random positions, each augmented by
-    itself, which follow each other in the order. Decoding costs that much less per example. Each
-    worker's part of a batch should be a multiple of it."""
+    itself, which follow each other in the order. Decoding costs that much less per example. The
+    number of examples that a process loads per batch should be a multiple of it: else
+    clips that two parts of batches share are decoded by two workers."""
     min_crop_scale: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.8
     """Smallest side length of the part of a video that a training crop shows, as a fraction of its
     side at the scale of validations; without crop, of the largest crop that fits."""
@@ -112,6 +114,11 @@ class Config(DataConfig):
     """Fraction of training clips that are blurred."""
     blur_sigma: tuple[_Sigma, _Sigma] | None = (0.1, 2.0)
     """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
+
+    @property
+    def block(self) -> int:
+        """Implements :meth:`DataConfig.block`."""
+        return self.crops_per_clip
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
