@@ -18,7 +18,7 @@ run = config.named("h100_8").override(
         "model.width": 64,
         "model.encoder_width": 16,
         "model.decoder_widths": (64, 32, 16, 16),
-        "model.init": "thumbnail",  # colors from the first step: a run this short does not learn them
+        "model.init": "thumbnail",  # colors from the first step: so few steps do not learn them
         "data.demo": True,
         "data.batch_size": 2,
         "data.train_split": 0.8,
