@@ -366,8 +366,8 @@ def trained_checkpoint(source: Path) -> Path:
         if path is not None:
             return path
     raise InputError(
-        f"no checkpoint found in {source} (run {invocation.program()} checkpoints "
-        f"{shlex.quote(str(source))} to see what is there)"
+        f"no checkpoint found in {source}: pass another run or a checkpoint (in a run directory, "
+        f"{invocation.program()} checkpoints {shlex.quote(str(source))} shows what is there)"
     )
 
 

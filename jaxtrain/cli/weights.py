@@ -80,8 +80,8 @@ def _check(flags: commands.Export) -> None:
             return
         if flags.target.suffix != tensor_files.SAFETENSORS:
             raise InputError(
-                f"OUT {flags.target} does not end with {tensor_files.SAFETENSORS}, and is not a "
-                "folder that exists: --format comfyui writes only this format"
+                f"OUT {flags.target} is not a folder that exists: create it, or end the name with "
+                f"{tensor_files.SAFETENSORS}, which --format comfyui writes"
             )
     tensor_files.check_ending(flags.target)
     atomic.check_writable("OUT", flags.target)

@@ -24,7 +24,7 @@ def device_count_problem(settings: Mesh, devices: Sequence[jax.Device] | None = 
     if first.platform == "cpu" and count > jax.process_count():  # a CPU is one device
         return (
             f"{needs}, but --simulate-devices gives {count}: use --simulate-devices {wanted}, or "
-            f"add --mesh.auto True to fit the mesh to {count}"
+            f"add --mesh.auto True to fit the mesh to {count}, if that divides data.batch_size"
         )
     mismatch = f"{needs}, but jax sees {count} ({first.device_kind})"
     auto = "add --mesh.auto True to fit the mesh to what is there, with the same data.batch_size"

@@ -296,7 +296,7 @@ def _unknown(name: str, known: Mapping[str, Leaf]) -> Problem:
     message, flag = f"unknown field --{name}", f"--{name.replace('_', '-')}"
     section, _, word = name.rpartition(".")
     off = [leaf.name for leaf in known.values() if leaf.value is None and section_class(leaf[2])]
-    if section in known and section not in off and not _is_section(known[section]):
+    if section in {*known} - {*off} and not dataclasses.is_dataclass(known[section].value):
         return Problem(f"{message}: {section} is a field, not a section", section)
     if section in off:
         candidates = [other for other in known if other.startswith(f"{section}.")]

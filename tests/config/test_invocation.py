@@ -45,7 +45,7 @@ def test_a_command_in_an_error_runs_when_it_is_pasted(place: Path) -> None:
 
     refused = ended(["jaxtrain", "export", "run", "out.safetensors"])
     assert refused.returncode == 2, refused.stderr
-    (command,) = re.findall(r"\(run (.*) to see what is there\)", refused.stderr)
+    (command,) = re.findall(r"\(in a run directory, (.*) shows what is there\)", refused.stderr)
     assert command == "jaxtrain checkpoints run"
     assert "no checkpoints" in ended(command, shell=True).stderr, "it did not run when pasted"
 

@@ -44,7 +44,8 @@ GPU = Device("NVIDIA H100 80GB HBM3", "gpu")
             (1, 1),
             [Device("cpu", "cpu")] * 3,
             "mesh.data 1 x mesh.fsdp 1 needs 1 device, but --simulate-devices gives 3: use "
-            "--simulate-devices 1, or add --mesh.auto True to fit the mesh to 3",
+            "--simulate-devices 1, or add --mesh.auto True to fit the mesh to 3, if that "
+            "divides data.batch_size",
         ),
     ],
 )

@@ -114,6 +114,12 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], expected: st
     assert expected in message(*arguments)
 
 
+@pytest.mark.parametrize("name", ["demo", "h100_8"])  # a section that is on, and one that is off
+def test_a_wrong_field_of_an_optional_section_names_the_right_one(name: str) -> None:
+    with pytest.raises(InputError, match=r"did you mean --optim\.muon\.peak_lr\?"):
+        config.load(name, ["--optim.muon.peak_rl", "0.002"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
