@@ -254,7 +254,7 @@ class Config(ReconstructionConfig):
     def largest_rate(self) -> float:
         """Returns a rate that falls with the widest layer, as Adam's updates require.
 
-        The config `demo`, 64 wide, trains with 1e-3. At the published widths, up to 256, and with a
+        `demo`, 64 wide, trains with 1e-3 and without Muon. At the published widths, up to 256, and with a
         warm-up of one step, the loss rose from 0.07 to 579 with 1e-3, and to 8 with 2.5e-4, where
         it was back at 0.16 four steps later.
         """
