@@ -254,8 +254,8 @@ class Config(ReconstructionConfig):
     def largest_rate(self) -> float:
         """Returns a rate that falls with the widest layer, as Adam's updates require.
 
-        `demo`, 64 wide, trains with 1e-3 and without Muon. At the published widths, up to 256, and with a
-        warm-up of one step, the loss rose from 0.07 to 579 with 1e-3, and to 8 with 2.5e-4, where
+        `demo`, 64 wide, trains with 1e-3 and no Muon. At the published widths, up to 256, and with
+        a warm-up of one step, the loss rose from 0.07 to 579 with 1e-3, and to 8 with 2.5e-4, where
         it was back at 0.16 four steps later.
         """
         return _LARGEST_RATE / max(self.encoder_width, *self.widths)
