@@ -28,7 +28,7 @@ class Rollback:
         target: shapes and shardings of what a checkpoint stores of the state.
         say: prints a line.
         advice: returns what to do if rollbacks do not help.
-        mirror: of the run directory in a bucket, if any.
+        mirror: of a run in a bucket; None for one on disk.
         rewound: takes the position of each restored checkpoint.
     """
 
@@ -48,12 +48,16 @@ class Rollback:
         self._say, self._advice, self._rewound = say, advice, rewound
         self._last: tuple[int, int] | None = None  # (step of a checkpoint, rollbacks to it)
 
-    def __call__(self, state: State) -> tuple[State, Position]:
+    def __call__(
+        self, state: State, still_alive: Callable[[], None] = lambda: None
+    ) -> tuple[State, Position]:
         """Returns the restored state and its position.
 
         Args:
             state: the current state; all of its examples count as seen. Its arrays are deleted
                 before the checkpoint is read: a device may not have the memory for two states.
+            still_alive: called regularly while the last save is uploaded to a bucket: which
+                checkpoint is restored must not depend on how fast that is.
 
         Raises:
             InputError: no checkpoint exists, it cannot be read, or earlier rollbacks to it did
@@ -62,6 +66,8 @@ class Rollback:
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.skip_step["bad_in_a_row"])
         trouble = f"{bad} bad steps in a row at step {done + 1} (see bad_steps.jsonl)"
+        if self._mirror is not None:
+            self._mirror.finish(still_alive)
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
             raise InputError(f"{trouble}, and there is no checkpoint to restore: {self._advice()}")
@@ -101,6 +107,6 @@ class Rollback:
         if self._mirror is None:
             saved = candidates.CheckpointCandidates(self._directory, self._say)
         else:
-            saved = self._mirror.candidates_of(self._directory)
+            saved = self._mirror.candidates()
         path = resume.rollback_checkpoint(saved, done, self._every)
         return "" if path is None else path.stem

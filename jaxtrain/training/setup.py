@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import own_files, pointer, resume
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
@@ -83,7 +83,7 @@ class TrainSetup:
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
-        mirror: of the run directory in a bucket; None without one.
+        mirror: of a run in a bucket; None for one on disk.
     """
 
     run: config.Run
@@ -108,7 +108,7 @@ class TrainSetup:
     @property
     def shown(self) -> str | Path:
         """Returns the run directory as ``--output-dir`` and other commands take it."""
-        return self.directory if self.mirror is None else self.mirror.shown
+        return self.directory if self.mirror is None else self.mirror.url
 
     def take_state(self) -> State:
         """Returns the first state, once, so that this object does not keep its memory occupied."""
@@ -180,7 +180,7 @@ class OpenedDirectory:
     Attributes:
         path: the run directory.
         mesh: over all devices.
-        mirror: the copy in a bucket, if any.
+        mirror: of a run in a bucket; None for one on disk.
         start_from: the verified checkpoint to start from; None for a new run.
         shown_source: that checkpoint as it is printed; "" without one.
         position: where the run starts.
@@ -211,12 +211,13 @@ def open_directory(
     with log.phases.within("start"):  # may read a complete checkpoint
         preflight.check(run, resumes=flags.resume is not None)
         mesh = make_mesh(run.mesh)
-        mirror, output_dir = Mirror.of(run, flags.output_dir, say), flags.output_dir
+        mirror = Mirror.of(flags.output_dir, cache.root(run.data.cache_dir), say)
+        output_dir = flags.output_dir
         if mirror is not None:
             stack.callback(mirror.close)
             mirror.claim()
+            run_directory.prepare_cache(mirror.directory)
             output_dir = str(mirror.directory)
-        own_disk = mirror is not None and mirror.own_disk
 
         def choose(resumed: str | None) -> tuple[Path | None, str]:
             on_disk, shown = _on_disk(resumed, run, say)
@@ -225,12 +226,11 @@ def open_directory(
                 on_disk,
                 output_dir,
                 say=log.log,  # already on the console
-                own_disk=own_disk,
-                candidates_of=None if mirror is None else mirror.candidates_of,
+                candidates_of=None if mirror is None else mirror.candidates,
             )
             return chosen, shown
 
-        in_bucket = () if mirror is None else (mirror.shown, mirror.fetch_file)
+        in_bucket = () if mirror is None else (mirror.url, mirror.fetch_file)
         start_from, shown_source = choose(flags.resume)
         if (
             start_from is None
@@ -248,18 +248,19 @@ def open_directory(
                     f"this run was started from {origin}, and has no checkpoint of its own yet: "
                     f"{error}; or omit --resume to start from scratch"
                 ) from error
-        path = run_directory.prepare(
-            run.name, output_dir, flags.resume, start_from, own_disk=own_disk
-        )
-        if mirror is not None:
+        if mirror is None:
+            path = run_directory.prepare(run.name, output_dir, flags.resume, start_from)
+        else:
+            path = mirror.directory
             mirror.refuse_other(flags.resume, start_from)
             mirror.fetch(start_from)
+            mirror.fetch_files()
         if start_from is not None and not shown_source:
             of_this_run = start_from.is_relative_to(path)
             checkpoint = (start_from.relative_to(path) if of_this_run else start_from).with_suffix(
                 ""
             )
-            shown = path if mirror is None else mirror.shown
+            shown = path if mirror is None else mirror.url
             shown_source = f"{shown}/{checkpoint}" if of_this_run else str(checkpoint)
         position = Position()
         if start_from is not None:
@@ -271,7 +272,7 @@ def open_directory(
         position,
         flags.arguments,
         flags.track,
-        described="" if mirror is None else mirror.both,
+        described="" if mirror is None else f"{mirror.url}, local copies in {path}",
     )
     stack.push(log.failed)  # before the mirror uploads log.txt for the last time
     if fit := fit_to_present_devices(run)[1]:
@@ -285,11 +286,23 @@ def _on_disk(resumed: str | None, run: config.Run, say: Say) -> tuple[str | None
     """Returns ``--resume`` with a fetched checkpoint instead of a URL, and its URL or ""."""
     if resumed is None or not bucket.is_bucket(resumed):
         return resumed, ""
-    path, shown = process_group.process_zero_first(
-        lambda: resume.checkpoint_at_url(resumed, "--resume", cache.root(run.data.cache_dir), say),
+    fetched: list[Path] = []
+
+    def fetch(url: str) -> str:
+        path, shown = resume.checkpoint_at_url(url, "--resume", cache.root(run.data.cache_dir), say)
+        fetched.append(path)
+        return shown
+
+    # The run there may be live: process 0 decides which checkpoint is the newest.
+    shown = process_group.process_zero_decides(lambda: fetch(resumed))
+    if not fetched:
+        fetch(shown)
+    process_group.check_same(
         "checkpoint",
+        pointer.read(fetched[0]).data,
+        f"{shown} was replaced while it was fetched: start again",
     )
-    return str(path), shown
+    return str(fetched[0]), shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -501,7 +514,7 @@ def _code_if_over(
         return None
     log.say(nothing)
     if directory.mirror is not None:  # an earlier start may have ended before its last upload
-        _start_copy(directory.mirror, built, directory, run_progress)
+        _start_uploads(directory.mirror, built, directory)
         directory.mirror.finish(still_alive)
     code = HOPELESS if run_progress.unmet_gate in run.loop.gates else DONE
     early, last = patience_over(run.loop, run_progress), max(built.total, done)
@@ -607,7 +620,7 @@ def _open_saver(
     log: RunLog,
     stack: contextlib.ExitStack,
 ) -> tuple[CheckpointSaver, SavePolicy]:
-    """Opens what writes checkpoints, and begins to copy them to the bucket, if there is one."""
+    """Opens what writes checkpoints, and begins to upload them, for a run in a bucket."""
     run, say, mirror = built.run, log.say, directory.mirror
     # The cache prints a warning once, not after each save.
     point_latest = functools.partial(
@@ -621,13 +634,12 @@ def _open_saver(
         say,
         run.checkpoint.every,
         data.sources.files_to_keep,
-        own_disk=mirror is not None and mirror.own_disk,
-        mirror=mirror,
+        uploads=mirror,
         resumed=directory.start_from if directory.resumes else None,
     )
     stack.callback(checkpoints.close)
     if mirror is not None:
-        _start_copy(mirror, built, directory, first.run_progress)
+        _start_uploads(mirror, built, directory)
     save_policy = SavePolicy(
         run,
         checkpoints,
@@ -640,12 +652,11 @@ def _open_saver(
     return checkpoints, save_policy
 
 
-def _start_copy(
-    mirror: Mirror, built: StepSetup, directory: OpenedDirectory, run_progress: RunProgress
-) -> None:
+def _start_uploads(mirror: Mirror, built: StepSetup, directory: OpenedDirectory) -> None:
     settings = built.run.checkpoint
-    resumed = directory.position.done if directory.resumes else None
-    mirror.start(settings.keep, settings.every, run_progress.last_equal, resumed)
+    mirror.start(
+        settings.keep, settings.every, directory.position.done if directory.resumes else None
+    )
 
 
 def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
@@ -711,7 +722,7 @@ def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
 
     It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
     """
-    run, begun = setup.run, directory / run_directory.FINDING_NAN
+    run, begun = setup.run, directory / own_files.FINDING_NAN
     if not run.loop.find_nan:
         return None
     if step := process_group.process_zero_decides(

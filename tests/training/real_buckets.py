@@ -278,26 +278,23 @@ def test_a_second_live_run_and_a_missing_bucket_are_refused(
     assert "the bucket no-bucket does not exist: check its name" in missing.stderr
 
 
-def test_a_mirror_survives_the_loss_of_the_disk_and_damage(
+def test_a_damaged_checkpoint_in_the_bucket_is_moved_there(
     place: Path, server: Server, proxy: FaultProxy
 ) -> None:
-    name, local = f"mirror-{proxy.scheme}", place / f"local-{proxy.scheme}"
+    name = f"damaged-{proxy.scheme}"
     url = f"{proxy.scheme}://{BUCKET}/{name}"
-    flags = [*TINY, "--output-dir", local, "--checkpoint.mirror", url]
-    train(place, *flags, "--loop.steps", 8, **proxy.variables)
-    shutil.rmtree(local)
+    train(place, *arguments(name, 8, proxy.scheme), **proxy.variables)
+    shutil.rmtree(place / "cache" / "buckets")
     (file,) = (
         one
         for one in server.sizes(name)
         if one.startswith("data/8-") and one.endswith("/tokenizer.json")
     )
     server.write(f"{name}/{file}", server.read(f"{name}/{file}").replace(b"model", b"modem"))
-    text = train(place, *flags, "--loop.steps", 16, "--resume", "latest", **proxy.variables)
-    assert f"run directory {local}, copied to {url}\n" in text
+    text = train(place, *arguments(name, 16, proxy.scheme), **proxy.variables)
     assert f"checkpoint {url}/checkpoints/8 is damaged" in text
     assert "fetching checkpoints/4 from" in text
     same_as_straight(place, server, name)
-    assert losses(local) == losses(place / "straight")
     assert "damaged/checkpoints/8.json" in server.sizes(name)
 
 

@@ -113,7 +113,7 @@ class Replay:
             start was sure of fewer steps.
         await_save: waits until a save in the background is complete.
         say: prints a line.
-        mirror: of the run directory in a bucket, if any.
+        mirror: of a run in a bucket; None for one on disk.
     """
 
     def __init__(
