@@ -96,7 +96,7 @@ class _Sent:
         return self._count / 2**20
 
 
-class Mirror:
+class Uploader:
     """A run in a bucket. All processes create one and make the same calls.
 
     Args:
@@ -296,7 +296,7 @@ class Mirror:
                 error, f"{self.directory} cannot be read or written", "choose another --output-dir"
             ) from error
         self._sent.begin(again=False)
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
         self._thread.start()
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 The tests with ``gs`` in their names use Google's protocol, which a proxy translates for the same
 server. Not part of the suite: requires ``pip install -e '.[test,buckets]'``. Run it with
-``python -m pytest tests/training/real_buckets.py``, or ``.ci/run buckets``.
+``python -m pytest tests/checkpoint/real_buckets.py``, or ``.ci/run buckets``.
 """
 
 import functools

@@ -13,13 +13,13 @@ from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
 from program import wait_for
 
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import pointer, resume, uploader
 from jaxtrain.checkpoint.saver import CheckpointSaver
+from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease
 from jaxtrain.storage.bucket import Bucket, Unavailable
-from jaxtrain.training import mirror, run_directory
-from jaxtrain.training.mirror import Mirror
+from jaxtrain.training import run_directory
 
 BOTH = ("checkpoints", "best")
 
@@ -30,10 +30,10 @@ class Run:
     def __init__(self, store: MemoryStore, directory: Path, resumed: str | None = "latest") -> None:
         self.said: list[str] = []
         self.bucket = Bucket("s3://bucket/run", store)
-        self.mirror = Mirror(self.bucket, directory, say=self.said.append, expires_s=0.4)
+        self.uploader = Uploader(self.bucket, directory, say=self.said.append, expires_s=0.4)
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self.mirror.claim()
+        self.uploader.claim()
         self.checkpoints: CheckpointSaver | None = None
         try:
             self.start_from = resume.choose(
@@ -41,20 +41,20 @@ class Run:
                 directory,
                 directory,
                 self.said.append,
-                candidates_of=self.mirror.candidates,
+                candidates_of=self.uploader.candidates,
             )
-            self.mirror.refuse_other(resumed, self.start_from)
-            self.mirror.fetch(self.start_from)
-            self.mirror.fetch_files()
+            self.uploader.refuse_other(resumed, self.start_from)
+            self.uploader.fetch(self.start_from)
+            self.uploader.fetch_files()
         except BaseException:
             self.close()
             raise
 
     def begin(self, keep: int = 2) -> "Run":
         self.checkpoints = CheckpointSaver(
-            self.directory, keep, self.said.append, uploads=self.mirror, resumed=self.start_from
+            self.directory, keep, self.said.append, uploads=self.uploader, resumed=self.start_from
         )
-        self.mirror.start(keep, 1, self._resumed)
+        self.uploader.start(keep, 1, self._resumed)
         return self
 
     @property
@@ -68,7 +68,7 @@ class Run:
         self.checkpoints.wait()
 
     def finish(self) -> None:
-        self.mirror.finish(lambda: None)
+        self.uploader.finish(lambda: None)
 
     def upload(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> "Run":
         """Saves a checkpoint at each step, and waits until it is in the bucket."""
@@ -91,7 +91,7 @@ class Run:
     def close(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.close()
-        self.mirror.close()
+        self.uploader.close()
 
     def stored_in(self, folder: str) -> list[int]:
         names = self.bucket.sizes(folder)
@@ -123,7 +123,7 @@ def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
-    assert first.mirror.url == "s3://bucket/run"
+    assert first.uploader.url == "s3://bucket/run"
     (first.directory / "metrics.jsonl").write_text('{"step": 4}\n')
     (first.directory / "progress.json").write_text("{}")
     (first.directory / "samples").mkdir()
@@ -146,8 +146,8 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
     second = runs("two")
     assert second.on_disk == [6]
     assert pointer.verify(second.directory / "checkpoints/6.json") == ""
-    assert second.mirror.has_best(4)
-    assert not second.mirror.has_best(6)
+    assert second.uploader.has_best(4)
+    assert not second.uploader.has_best(6)
     assert (second.directory / "metrics.jsonl").read_text() == '{"step": 4}\n'
     assert (second.directory / "progress.json").read_text() == "{}"
     assert (second.directory / "samples" / "clip_4.png").read_bytes() == b"png"
@@ -166,7 +166,7 @@ def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
         raise Unavailable("the bucket is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mirror.FileCopies, "fetch", away)
+        patched.setattr(uploader.FileCopies, "fetch", away)
         with pytest.raises(Unavailable):
             runs("two")
     second = runs("two")
@@ -293,18 +293,18 @@ def test_hosts_without_a_shared_disk_complete_a_checkpoint_together(
     content = (run.directory / "checkpoints/2.json").read_bytes()
     found = pointer.Pointer.parse(content, 2)
     run.bucket.delete(list(run.bucket.sizes()))
-    other = Mirror(run.bucket, tmp_path / "two", say=run.said.append)
+    other = Uploader(run.bucket, tmp_path / "two", say=run.said.append)
     shutil.copytree(run.directory, other.directory)
     shard = f"{found.data}/state/params.w/0.1"
     (other.directory / shard).parent.mkdir(parents=True)
     (other.directory / shard).write_bytes(b"a shard of the second process")
     (other.directory / "examples.1.jsonl").write_text('{"step": 2}\n')
     saves = []
-    for process, one in enumerate((run.mirror, other)):
+    for process, one in enumerate((run.uploader, other)):
         one._count, one._process, one._first = 2, process, process == 0
         own = pointer.Pointer.of_folder(one.directory / found.data, found.meta, found.arrays)
-        saves.append(mirror.Save(2, ("checkpoints",), found.data, own.to_json()))
-    first = threading.Thread(target=run.mirror._upload, args=(saves[0],))
+        saves.append(uploader.Save(2, ("checkpoints",), found.data, own.to_json()))
+    first = threading.Thread(target=run.uploader._upload, args=(saves[0],))
     first.start()
     first.join(1.5)  # more than the second between two looks
     assert first.is_alive()
@@ -325,7 +325,7 @@ def test_hosts_without_a_shared_disk_complete_a_checkpoint_together(
 def test_a_bucket_that_takes_nothing_ends_the_wait(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "_GIVE_UP_S", 0.5)
+    monkeypatch.setattr(uploader, "_GIVE_UP_S", 0.5)
     run = runs("one", None).begin()
 
     def fail(name: str, data: Any, sent: Callable[[int], object] = lambda count: None) -> None:
@@ -338,7 +338,7 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     with pytest.raises(
         RunAgain, match="checkpoint 2 is not in s3://bucket/run, which took nothing new"
     ):
-        run.mirror.finish(lambda: beats.append(None))
+        run.uploader.finish(lambda: beats.append(None))
     assert beats
 
 
@@ -349,13 +349,13 @@ def test_an_unexpected_error_in_an_upload_ends_the_run(runs: Callable[..., Run])
     with pytest.raises(MemoryError, match="not enough"):
         run.finish()
     with pytest.raises(MemoryError, match="not enough"):
-        run.mirror.check()
+        run.uploader.check()
 
 
 def test_a_log_that_grows_does_not_count_as_progress(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "_GIVE_UP_S", 3.0)
+    monkeypatch.setattr(uploader, "_GIVE_UP_S", 3.0)
     run = runs("one", None).begin()
     put, logs = run.bucket.put, list[int]()
 
@@ -380,8 +380,8 @@ def test_a_log_that_grows_does_not_count_as_progress(
 
 def test_an_attempt_may_take_as_long_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(mirror, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    sent = mirror._Sent()
+    monkeypatch.setattr(uploader, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sent = uploader._Sent()
     sent.begin(again=False)
     sent(1)
     now[0] = 1000.0
@@ -397,13 +397,13 @@ def test_an_attempt_may_take_as_long_as_the_one_before(monkeypatch: pytest.Monke
 def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
     run = runs("one", None).begin()
     run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
-    with run.mirror._lease._lock:
-        run.mirror._lease._renew_once()
+    with run.uploader._lease._lock:
+        run.uploader._lease._renew_once()
     with pytest.raises(lease.Lost, match="another run has taken over"):
-        run.mirror.check()
+        run.uploader.check()
     run.save(2)
-    with run.mirror._changed:  # until the thread has dropped the upload
-        assert run.mirror._changed.wait_for(lambda: not run.mirror._work, 60)
+    with run.uploader._changed:  # until the thread has dropped the upload
+        assert run.uploader._changed.wait_for(lambda: not run.uploader._work, 60)
     assert run.stored == []
     with pytest.raises(RunAgain, match="another run has taken over"):
         run.finish()
@@ -416,9 +416,9 @@ def test_a_run_that_was_paused_does_not_overwrite_the_files_of_another(
     run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
     run.bucket.put("metrics.jsonl", b"of the other\n")
     (run.directory / "metrics.jsonl").write_text("1\n")
-    with run.mirror._lease._lock:
-        run.mirror._lease._renewed_at -= 100
-    run.mirror._sync_files()
+    with run.uploader._lease._lock:
+        run.uploader._lease._renewed_at -= 100
+    run.uploader._sync_files()
     found = run.bucket.get("metrics.jsonl")
     assert found is not None
     assert found.data == b"of the other\n"
@@ -445,13 +445,13 @@ def test_an_upload_that_outlives_its_run_is_abandoned(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs("one", None).begin()
-    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_S", 0.1)
     released = slow_upload(run, monkeypatch)
     run.close()
     released.set()
-    assert run.mirror._thread is not None
-    run.mirror._thread.join(20)
-    assert not run.mirror._thread.is_alive()
+    assert run.uploader._thread is not None
+    run.uploader._thread.join(20)
+    assert not run.uploader._thread.is_alive()
     assert run.stored == []
     assert not any("not uploaded yet" in line for line in run.said)
 
@@ -475,7 +475,7 @@ def test_hosts_without_a_shared_disk_delete_what_earlier_starts_have_fetched(
     directory = tmp_path / "second process"
     for step in (2, 4):
         first.upload(step)
-        other = Mirror(first.bucket, directory, say=first.said.append)
+        other = Uploader(first.bucket, directory, say=first.said.append)
         other._first = False
         other.fetch(directory / f"checkpoints/{step}.json")
         other.start(1, 1, step)
@@ -491,7 +491,7 @@ def test_damage_that_only_another_host_sees_does_not_end_every_start(
     data = pointer.read(first.directory / "checkpoints/4.json").data
     first.bucket.put(f"{data}/state/_METADATA", b"damaged")
     directory = tmp_path / "second process"
-    other = Mirror(first.bucket, directory, say=first.said.append)
+    other = Uploader(first.bucket, directory, say=first.said.append)
     other._first = False
     with pytest.raises(RunAgain, match=r"checkpoints/4 is damaged \(_METADATA has|_METADATA"):
         other.fetch(directory / "checkpoints/4.json")
@@ -503,13 +503,13 @@ def test_a_newer_checkpoint_is_uploaded_before_a_best_one_that_fails(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best one is uploaded as soon as it can be."""
-    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_S", 0.0)
     run = runs("one", None).begin()
     away = threading.Event()
     run.refuse(lambda name: name.startswith("data/4-") and not away.is_set(), Unavailable("no"))
     run.save(4, kinds=BOTH)
-    with run.mirror._changed:
-        assert run.mirror._changed.wait_for(lambda: run.mirror._failures >= 3, 60)
+    with run.uploader._changed:
+        assert run.uploader._changed.wait_for(lambda: run.uploader._failures >= 3, 60)
     run.save(6)
     wait_for(lambda: 6 in run.stored, seconds=60)
     away.set()
@@ -538,7 +538,7 @@ def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..
     first.checkpoints.last_equal = 2
     first.upload(2, 4, 6, kinds=BOTH)
     first.checkpoints.suspect_after(2, "step 7 was wrong")
-    assert first.mirror.suspect_after(2, "step 7 was wrong") == ""
+    assert first.uploader.suspect_after(2, "step 7 was wrong") == ""
     assert first.stored == [2]
     assert first.on_disk == []
     assert first.stored_in("suspect/checkpoints") == [4, 6]
@@ -581,7 +581,7 @@ def test_fetched_files_are_not_sent_back(
 
     monkeypatch.setattr(second.bucket, "put", noted)
     (second.directory / "metrics.jsonl").write_text("old\nnew\n")
-    second.mirror._upload_files()
+    second.uploader._upload_files()
     assert [name.partition("-")[0] for name in sent if "metrics" in name] == [
         "metrics.jsonl/000000000000004"
     ]
@@ -596,12 +596,12 @@ def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
     (first.directory / "history.jsonl").write_text(line)
     first.begin().close()  # before the first save
     second = runs("two")
-    of_second = (str(second.directory), second.mirror.url, second.mirror.fetch_file)
+    of_second = (str(second.directory), second.uploader.url, second.uploader.fetch_file)
     assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
     own = '{"event": "start", "from": "s3://bucket/run/checkpoints/8"}\n'
     (second.directory / "history.jsonl").write_text(line + own)
-    second.mirror._upload_files()
+    second.uploader._upload_files()
     assert run_directory.origin(*of_second) == ""
     (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
-    second.mirror._upload_files()
+    second.uploader._upload_files()
     assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
