@@ -135,6 +135,7 @@ class Uploader:
         self._unexpected: Exception | None = None
         self._reported: set[str] = set()
         self._files = FileCopies(bucket, directory, self._sent)
+        self._files_follow = False  # whether those on disk are those of the bucket, or newer
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -235,6 +236,7 @@ class Uploader:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._files.fetch(self._is_mine, ahead=True)
+            self._files_follow = True
         except OSError as error:
             raise disk_trouble(
                 error, f"{error.filename} cannot be written", "make it writable"
@@ -394,16 +396,17 @@ class Uploader:
             time.sleep(_BETWEEN_TRIES_S)
 
     def close(self) -> None:
-        """Copies the last lines of the files, and releases the lease."""
+        """Uploads the last lines of the files, and releases the lease."""
+        self._over.set()
+        with self._changed:
+            self._changed.notify_all()
         if self._thread is not None:
-            self._over.set()
-            with self._changed:
-                self._changed.notify_all()
             self._thread.join(_LONGEST_PAUSE_S)
-            with self._commits:  # what is still under way must not complete without the lease
-                self._stopped = True
-            if not self._lease.lost and not self._thread.is_alive():
-                self._sync_files()
+        with self._commits:  # what is still under way must not complete without the lease
+            self._stopped = True
+        still_uploads = self._thread is not None and self._thread.is_alive()
+        if self._files_follow and not self._lease.lost and not still_uploads:
+            self._sync_files()
         self._lease.release()
 
     def _take_missed(self) -> None:

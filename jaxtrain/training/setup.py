@@ -159,7 +159,7 @@ def open_training(
         )
         with log.phases.within("restore"), explained():
             first = open_state(built, directory, data, log)
-        code = _code_if_over(built, directory, first, log, still_alive)
+        code = _code_if_over(built, directory, first, log)
         if code is not None:
             yield code
             return
@@ -214,8 +214,8 @@ def open_directory(
         uploader = Uploader.of(flags.output_dir, cache.root(run.data.cache_dir), say)
         output_dir = flags.output_dir
         if uploader is not None:
-            stack.callback(uploader.close)
             uploader.claim()
+            stack.callback(uploader.close)
             run_directory.prepare_cache(uploader.directory)
             output_dir = str(uploader.directory)
 
@@ -501,11 +501,7 @@ def open_state(
 
 
 def _code_if_over(
-    built: StepSetup,
-    directory: OpenedDirectory,
-    first: OpenedState,
-    log: RunLog,
-    still_alive: Callable[[], None],
+    built: StepSetup, directory: OpenedDirectory, first: OpenedState, log: RunLog
 ) -> int | None:
     """Returns the exit code if nothing is left to train, which is reported; else None."""
     run, done, run_progress = built.run, directory.position.done, first.run_progress
@@ -513,9 +509,6 @@ def _code_if_over(
     if not nothing:
         return None
     log.say(nothing)
-    if directory.uploader is not None:  # an earlier start may have ended before its last upload
-        _start_uploads(directory.uploader, built, directory)
-        directory.uploader.finish(still_alive)
     code = HOPELESS if run_progress.unmet_gate in run.loop.gates else DONE
     early, last = patience_over(run.loop, run_progress), max(built.total, done)
     log.ended(code, run_summary.ending(run, done, last, CONTINUE, early))
@@ -639,7 +632,10 @@ def _open_saver(
     )
     stack.callback(checkpoints.close)
     if uploader is not None:
-        _start_uploads(uploader, built, directory)
+        settings = run.checkpoint
+        uploader.start(
+            settings.keep, settings.every, directory.position.done if directory.resumes else None
+        )
     save_policy = SavePolicy(
         run,
         checkpoints,
@@ -650,13 +646,6 @@ def _open_saver(
         built.definition.file_weights,
     )
     return checkpoints, save_policy
-
-
-def _start_uploads(uploader: Uploader, built: StepSetup, directory: OpenedDirectory) -> None:
-    settings = built.run.checkpoint
-    uploader.start(
-        settings.keep, settings.every, directory.position.done if directory.resumes else None
-    )
 
 
 def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callable[[], None]:

@@ -205,6 +205,29 @@ def test_files_of_the_bucket_replace_those_of_an_abandoned_branch(
     assert (again.directory / "notes.json").read_text() == "of a user"
 
 
+def test_the_bucket_has_the_log_of_a_start_that_ended_before_training(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None)
+    (first.directory / "log.txt").write_text("the data are missing\n")
+    first.close()
+    again = runs("one")
+    (again.directory / "log.txt").write_text("the data are missing\nagain\n")
+    again.close()
+    assert (runs("two").directory / "log.txt").read_text() == "the data are missing\nagain\n"
+
+
+def test_a_start_that_is_refused_uploads_nothing(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "log.txt").write_text("1\n")
+    first.upload(2)
+    first.close()
+    (first.directory / "log.txt").write_text("2\n")
+    with pytest.raises(InputError, match="already contains checkpoints"):
+        runs("one", None)
+    assert (runs("two").directory / "log.txt").read_text() == "1\n"
+
+
 def test_nothing_of_an_earlier_run_is_in_that_of_an_empty_bucket(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
     (first.directory / "log.txt").write_text("1\n")
