@@ -313,7 +313,7 @@ class Uploader:
         if self._lease.lost:
             raise lease.Lost(self._lease.lost)
 
-    # The interface of saver.Uploader.
+    # The interface of saver.Uploads.
 
     def busy(self) -> str:
         """Returns why another checkpoint cannot be uploaded now; "" if it can."""

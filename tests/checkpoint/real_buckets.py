@@ -291,9 +291,10 @@ def test_a_damaged_checkpoint_in_the_bucket_is_moved_there(
         if one.startswith("data/8-") and one.endswith("/tokenizer.json")
     )
     server.write(f"{name}/{file}", server.read(f"{name}/{file}").replace(b"model", b"modem"))
-    text = train(place, *arguments(name, 16, proxy.scheme), **proxy.variables)
-    assert f"checkpoint {url}/checkpoints/8 is damaged" in text
-    assert "fetching checkpoints/4 from" in text
+    ended = run(place, *arguments(name, 16, proxy.scheme), **proxy.variables)
+    assert ended.returncode == 0, ended.stderr
+    assert f"checkpoint {url}/checkpoints/8 is damaged" in ended.stderr
+    assert "fetching checkpoints/4 from" in ended.stdout
     same_as_straight(place, server, name)
     assert "damaged/checkpoints/8.json" in server.sizes(name)
 
