@@ -75,7 +75,7 @@ def checkpointer(
     has an index of all shards, for which processes would need to see each other's files.
 
     Args:
-        own_disk: whether each process has a disk of its own.
+        own_disk: whether each of several processes has a disk of its own.
         timeout_s: for all processes to write their part.
         barrier: waits for all processes.
     """

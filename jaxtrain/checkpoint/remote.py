@@ -5,13 +5,12 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jaxtrain.checkpoint import pointer
+from jaxtrain.checkpoint import own_files, pointer
 from jaxtrain.checkpoint.pointer import (
-    ASIDE,
     CHECKPOINTS,
     KINDS,
     Damaged,
@@ -19,15 +18,12 @@ from jaxtrain.checkpoint.pointer import (
 )
 from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder
 from jaxtrain.errors import InputError
-from jaxtrain.storage import lock
+from jaxtrain.storage import file_copies, lock
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.terminal import Say
-
-IN_BUCKET = ".in-bucket"
-"""File of a run directory: a bucket and a folder of files that both have, one pair per line."""
 
 _AT_ONCE = 8  # files
 
@@ -76,6 +72,19 @@ class RemoteRun:
             raise disk_trouble(error, f"{run_dir} cannot be written", "free space there") from error
         return ""
 
+    def is_complete(self, kind: str, step: int) -> bool:
+        """Whether the bucket has a checkpoint with all its files; reads none of them.
+
+        Raises:
+            Unavailable, InputError: the bucket cannot be read.
+        """
+        try:
+            wanted, _ = self.store.read(pointer.name_of(kind, step))
+            self._check_sizes(wanted.data, {name: size for name, (size, _) in wanted.files.items()})
+        except Damaged:
+            return False
+        return True
+
     def forget(self, run_dir: Path) -> None:
         """Deletes checkpoints on disk that the bucket has no longer.
 
@@ -92,6 +101,20 @@ class RemoteRun:
                 disk.place.delete(name)
         CheckpointStore(Folder(run_dir)).collect()
 
+    def _check_sizes(self, data: str, sizes: Mapping[str, int]) -> None:
+        """Checks that the bucket has files of a checkpoint, by their names and sizes.
+
+        Raises:
+            Damaged: it does not.
+        """
+        stored = self.bucket.sizes(data)
+        for name, size in sizes.items():
+            size_stored = stored.get(f"{data}/{name}")
+            if size_stored is None:
+                raise Damaged(f"{name} is missing")
+            if size_stored != size:
+                raise Damaged(f"{name} has {size_stored} bytes, but {size} were saved")
+
     def _fetch_files(self, wanted: Pointer, shown: str, run_dir: Path) -> None:
         folder = run_dir / wanted.data
         left = {name: size for name, (size, _) in wanted.files.items()}
@@ -106,13 +129,7 @@ class RemoteRun:
                 del left[name]
         if not left:
             return
-        stored = self.bucket.sizes(wanted.data)
-        for name, size in left.items():
-            size_stored = stored.get(f"{wanted.data}/{name}")
-            if size_stored is None:
-                raise Damaged(f"{name} is missing")
-            if size_stored != size:
-                raise Damaged(f"{name} has {size_stored} bytes, but {size} were saved")
+        self._check_sizes(wanted.data, left)
         total = sum(left.values())
         self._say(f"fetching {shown} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,33 +149,6 @@ class RemoteRun:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(fetch, sorted(left, key=lambda name: -left[name])):
                 pass
-
-
-def note(run_dir: Path, url: str, data: Iterable[str]) -> None:
-    """Records that a bucket has checkpoints of this run directory, or is about to have them.
-
-    Args:
-        run_dir: the directory.
-        url: of the run in the bucket.
-        data: their folders.
-
-    Raises:
-        OSError: the disk does not respond.
-    """
-    if new := set(data) - noted(run_dir, url):
-        with (run_dir / IN_BUCKET).open("a") as file:
-            # A full disk may have left a part of a line.
-            file.writelines(f"\n{url} {folder}\n" for folder in sorted(new))
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def noted(run_dir: Path, url: str) -> set[str]:
-    """Returns what :func:`note` has recorded of a bucket."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = (run_dir / IN_BUCKET).read_text().splitlines()
-        return {data for text, _, data in (line.rpartition(" ") for line in lines) if text == url}
-    return set()
 
 
 def stage(url: str, cache_root: Path, process: int = 0) -> Path:
@@ -214,15 +204,12 @@ def run_to_read(
     """
     url = normalized(text, "RUN")
     with reading(url, cache_root, say) as (remote, local):
-        separate = (*KINDS, ASIDE)
         sizes = remote.bucket.sizes()
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
-        need = sum(n for name, n in sizes.items() if name.partition("/")[0] not in separate)
+        need = sum(n for name, n in sizes.items() if own_files.is_own(file_copies.file_of(name)))
         check_room(local, need, url, "free space there, or set $JAXTRAIN_CACHE to another folder")
-        FileCopies(remote.bucket, local).fetch(
-            lambda name: name.partition("/")[0] not in separate and not name.startswith(".")
-        )
+        FileCopies(remote.bucket, local).fetch(own_files.is_own)
         if damaged is not None:
             # What is in the bucket is verified.
             shutil.rmtree(local / CHECKPOINTS, ignore_errors=True)

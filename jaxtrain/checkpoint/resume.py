@@ -1,6 +1,6 @@
 """Decides which checkpoint a run or a command starts from. No other module decides that.
 
-The rules for a run, which :func:`choose` (1 to 4, 7), :func:`check_directory` (5) and
+The rules for a run, which :func:`choose` (1 to 4), :func:`check_directory` (5) and
 :mod:`jaxtrain.checkpoint.same_run` (6) apply in process 0 once the directory is locked, with
 :func:`jaxtrain.checkpoint.candidates.newest_intact`:
 
@@ -16,10 +16,9 @@ The rules for a run, which :func:`choose` (1 to 4, 7), :func:`check_directory` (
 5. Refused if the run directory has checkpoints and the chosen one is of another run; also without
    ``--resume``.
 6. Refused if the data, the seed or the meaning of the parameters differ.
-7. A run with a copy in a bucket looks in both places. What one lacks or has damaged, the other may
-   have. If another machine has continued the run in the bucket, what is on this disk does not
-   count, and is moved to ``aside/``. No clocks are compared: the disk has a list of what it
-   gave to the bucket.
+
+For a run in a bucket, the same rules apply to its checkpoints there. The disk is a cache: files of
+a checkpoint that are there, with the right checksums, are not fetched again.
 """
 
 import datetime
@@ -46,9 +45,9 @@ def choose(
     runs_root: Path,
     say: Say = terminal.out,
     lock: Callable[[Path], None] = lambda run: None,
-    candidates_of: Callable[[Path], CheckpointCandidates] | None = None,
+    candidates_of: Callable[[], CheckpointCandidates] | None = None,
 ) -> Path | None:
-    """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4 and 7.
+    """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4.
 
     Args:
         resume: the flag's value: ``"latest"``, a step, or a path; None without the flag.
@@ -56,13 +55,16 @@ def choose(
         runs_root: ``output/NAME``.
         say: receives a line for each damaged checkpoint.
         lock: locks a run directory before anything in it is moved.
-        candidates_of: returns the checkpoints of a run directory; by default, those on its disk.
+        candidates_of: returns the checkpoints of a run in a bucket; None for a run on disk.
 
     Raises:
         InputError: refused; the message lists the existing checkpoints.
         RunAgain: a disk or the bucket does not respond.
     """
-    checkpoints_of = candidates_of or (lambda directory: CheckpointCandidates(directory, say))
+
+    def checkpoints_of(directory: Path) -> CheckpointCandidates:
+        return CheckpointCandidates(directory, say) if candidates_of is None else candidates_of()
+
     try:
         if resume is None:
             return None
@@ -92,18 +94,18 @@ def choose(
 
 
 def _latest(checkpoints: CheckpointCandidates, say: Say) -> Path | None:
-    """Rules 2 and 7."""
+    """Rule 2."""
     start, damaged = newest_intact(checkpoints)
     if start is None:
         if refused := refusal(checkpoints, damaged):
             raise InputError(f"--resume latest: {refused}")
         return None
-    if checkpoints.disk_is_shared:
-        # A validation must not be compared with a best checkpoint that is damaged or elsewhere.
+    if checkpoints.bucket_run is None:
+        # A validation must not be compared with a best checkpoint that is damaged. From a bucket,
+        # this would fetch it.
         damaged |= newest_intact(checkpoints, (BEST,))[1]
     checkpoints.set_aside(damaged)
-    checkpoints.adopt_disk()
-    shown = start.with_suffix("")
+    shown = f"{checkpoints.shown}/{start.parent.name}/{start.stem}"
     if start.parent.name == BEST:
         say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
     elif any(kind == CHECKPOINTS for kind, _ in damaged):
@@ -119,11 +121,10 @@ def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
     if not problems:
         return ""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    bucket_run = checkpoints.bucket_run
-    directory = checkpoints.directory if bucket_run is None else bucket_run.bucket.url
+    shown = checkpoints.shown
     return (
-        f"no checkpoint of {directory} is intact ({problems[0]}{more}; {invocation.program()} "
-        f"checkpoints {shlex.quote(str(directory))} lists them): to start from scratch, choose "
+        f"no checkpoint of {shown} is intact ({problems[0]}{more}; {invocation.program()} "
+        f"checkpoints {shlex.quote(shown)} lists them): to start from scratch, choose "
         "another --output-dir or move this one away"
     )
 
@@ -135,10 +136,9 @@ def _step(step: int, checkpoints: CheckpointCandidates) -> Path:
         why = next((f" ({why})" for why in damaged.values()), "")
         others = pointer.format_other_steps({kind: checkpoints.steps(kind) for kind in KINDS}, step)
         raise InputError(
-            f"--resume {step}: {checkpoints.directory} has no complete checkpoint {step}{why}; "
+            f"--resume {step}: {checkpoints.shown} has no complete checkpoint {step}{why}; "
             f"{others}; pass one of these steps, or --resume latest"
         )
-    checkpoints.adopt_disk()
     return start
 
 
@@ -186,7 +186,7 @@ def checkpoint_at_url(
     url, named, step = remote.split(text, flag)
     kinds = kinds if step is None else named
     with remote.reading(url, cache_root, say) as (bucket_run, local):
-        checkpoints = CheckpointCandidates(local, bucket_run=bucket_run, disk_counts=False)
+        checkpoints = CheckpointCandidates(local, bucket_run=bucket_run)
         path = checkpoint_of_run(checkpoints, url, f"{flag} {text}", say, kinds, step)
         bucket_run.forget(local)
     return path, f"{url}/{path.parent.name}/{path.stem}"
@@ -325,7 +325,7 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
 def check_empty(
     checkpoints: CheckpointCandidates, shown: str, resume: str | None, start_from: Path | None
 ) -> None:
-    """Rule 5 for a run directory and its copy; see :func:`check_directory`."""
+    """Rule 5 for a run on disk or in a bucket; see :func:`check_directory`."""
     if is_in(checkpoints.directory, start_from):
         return
     steps = sorted({step for kind in KINDS for step in checkpoints.steps(kind)})
@@ -406,7 +406,6 @@ def rollback_checkpoint(checkpoints: CheckpointCandidates, done: int, every: int
             damaged |= more
         if path is not None:
             checkpoints.set_aside(damaged)
-            checkpoints.adopt_disk()
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     return path

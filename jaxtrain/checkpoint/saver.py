@@ -67,7 +67,7 @@ class Save:
         step: completed steps.
         kinds: ``checkpoints``, ``best``, or both.
         data: folder of its files in the run directory (:data:`pointer.FILES`).
-        content: its pointer; with a disk for each process, one that lists this process's files.
+        content: its pointer; for a run in a bucket, one that lists this process's files.
         last_equal: see :class:`CheckpointSaver`.
     """
 
@@ -78,14 +78,16 @@ class Save:
     last_equal: int | None = None
 
 
-class Uploader(Protocol):
-    """Copies complete checkpoints to another place, such as a bucket, while training continues."""
+class Uploads(Protocol):
+    """Completes checkpoints in a bucket, with the files of all processes, while training continues.
+
+    Each process has a disk of its own."""
 
     def busy(self) -> str:
-        """Returns why another checkpoint cannot be copied now; "" if it can."""
+        """Returns why another checkpoint cannot be uploaded now; "" if it can."""
 
     def offer(self, save: Save, problem: str) -> None:
-        """Begins to copy a checkpoint, unless there is a problem in some process."""
+        """Begins to upload a checkpoint, unless there is a problem in some process."""
 
     def in_use(self) -> set[str]:
         """Returns the folders of files that must not be deleted yet."""
@@ -99,15 +101,14 @@ class CheckpointSaver:
     agree on it: if one of them cannot write, the save has failed for all.
 
     Args:
-        run_dir: the run directory, shared by all processes.
+        run_dir: the run directory, shared by all processes; for a run in a bucket, a folder in the
+            cache of this process.
         keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
             complete, except as :meth:`jaxtrain.checkpoint.store.CheckpointStore.retain` states.
         say: receives a line when a save fails, and when checkpoints are moved aside.
         every: steps between regular checkpoints.
         files: name -> content of further files for each checkpoint.
-        own_disk: whether each process has a ``run_dir`` of its own, on a disk that the others do
-            not see. Then ``mirror`` completes checkpoints, which need the files of all processes.
-        mirror: copies complete checkpoints to another place in the background, if any.
+        uploads: completes the checkpoints of a run in a bucket; None for a run on disk.
         resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
     Attributes:
@@ -127,8 +128,7 @@ class CheckpointSaver:
         every: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
         *,
-        own_disk: bool = False,
-        mirror: Uploader | None = None,
+        uploads: Uploads | None = None,
         resumed: Path | None = None,
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
@@ -141,8 +141,8 @@ class CheckpointSaver:
         self._run_dir = run_dir.absolute()
         self._keep, self._every, self._files = keep, every, files
         self._say = say
-        self._own_disk, self._mirror = own_disk, mirror
-        self._owns_folders = own_disk or jax.process_index() == 0
+        self._uploads = uploads
+        self._owns_folders = uploads is not None or jax.process_index() == 0
         self._store = CheckpointStore(Folder(self._run_dir), say)
         self.last_equal: int | None = None
         self._data_fd: int | None = None
@@ -153,7 +153,7 @@ class CheckpointSaver:
                 self._run_dir.mkdir(parents=True, exist_ok=True)
                 claim(self._store.place, "run directory")
                 (self._run_dir / FILES).mkdir(parents=True, exist_ok=True)
-                if resumed is not None and not own_disk:
+                if resumed is not None and uploads is None:
                     step = pointer.step_in(resumed.name)
                     if pointer.is_aside(resumed):
                         self._store.bring_back(resumed.stem)
@@ -178,7 +178,9 @@ class CheckpointSaver:
         self._args = ocp.args
         self._votes = Votes(store, SAVE_TIMEOUT_S)
         self._checkpointer = orbax_compat.checkpointer(
-            own_disk=own_disk, timeout_s=SAVE_TIMEOUT_S, barrier=self._votes.barrier
+            own_disk=uploads is not None and jax.process_count() > 1,
+            timeout_s=SAVE_TIMEOUT_S,
+            barrier=self._votes.barrier,
         )
         self._thread: threading.Thread | None = None
         self._failure: SaveFailed | None = None
@@ -348,7 +350,7 @@ class CheckpointSaver:
         if self._owns_folders and not failure:
             try:
                 save = dataclasses.replace(save, content=describe(), last_equal=self.last_equal)
-                if not self._own_disk:
+                if self._uploads is None:
                     self._commit(save)
             except Exception as error:
                 failure = reason(error)
@@ -359,10 +361,8 @@ class CheckpointSaver:
             self._say(f"warning: {self._failure}")
             return
         self._newest, self._last_saved = save.step, save
-        if self._mirror is not None:
-            problem = self._votes.agree("copy", self._mirror.busy() if self._owns_folders else "")
-            if self._owns_folders:
-                self._mirror.offer(save, problem)
+        if self._uploads is not None:
+            self._uploads.offer(save, self._votes.agree("upload", self._uploads.busy()))
         if self._owns_folders:
             self._delete_old()
 
@@ -424,7 +424,7 @@ class CheckpointSaver:
 
     def _delete_old(self) -> None:
         try:
-            if self._own_disk:  # the mirror completes checkpoints, and writes their pointers
+            if self._uploads is not None:  # which writes the pointers
                 self._store = CheckpointStore(self._store.place, self._say)
             else:
                 self._store.retain(self._keep, self._every, self.last_equal)
@@ -436,9 +436,11 @@ class CheckpointSaver:
             )
 
     def _collect(self) -> None:
-        in_use = set() if self._mirror is None else self._mirror.in_use()
-        if self._own_disk and self._last_saved is not None:
-            in_use.add(self._last_saved.data)
+        in_use = set[str]()
+        if self._uploads is not None:
+            in_use = self._uploads.in_use()
+            if self._last_saved is not None:
+                in_use.add(self._last_saved.data)
         self._store.collect(in_use)
 
     def _newest_step(self) -> int | None:

@@ -183,6 +183,21 @@ def claim(place: Place, flag: str) -> str:
     return run_marker.run_id(content, place.shown)
 
 
+def mark_copy(folder: Path, marker: str) -> None:
+    """Makes a folder of the cache a copy of a run in a bucket, with the run's marker.
+
+    A copy of another run that was there before is deleted.
+
+    Raises:
+        OSError: the disk does not let it.
+    """
+    place = Folder(folder)
+    if place.get(run_marker.NAME) != marker.encode():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        place.put(run_marker.NAME, marker.encode())
+
+
 class CheckpointStore:
     """The checkpoints of a run in one place. One process at a time changes them.
 

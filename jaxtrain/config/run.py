@@ -224,9 +224,6 @@ class Checkpoint:
     best_mode: Literal["max", "min"] | None = None
     """Whether a larger (max) or a smaller (min) best_metric is better. Needed only for a metric
     whose direction is unknown."""
-    mirror: str | None = None
-    """Folder in a bucket, s3://BUCKET/PATH or gs://BUCKET/PATH, to which the run directory is
-    copied while training continues. A resume uses the newest complete checkpoint of the two."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ def checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "checkpoint"."""
     return {
         "shared storage": lambda: shared_storage(subject),
-        "bucket": lambda: bucket_access(subject.url or subject.run.checkpoint.mirror),
+        "bucket": lambda: bucket_access(subject.url),
         "checkpoint": lambda: written_and_read(subject),
     }
 
@@ -47,7 +47,7 @@ def bucket_access(url: str | None) -> Iterator[Finding]:
     if url is None:
         return
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
-    url = normalized(url, "checkpoint.mirror", or_disk=False)
+    url = normalized(url, "--output-dir")
     folder = Bucket(url).impatient()
     try:
         began = time.monotonic()
@@ -107,7 +107,8 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
     own_disk = subject.url is not None and subject.store.count > 1
-    checkpoints = saver.CheckpointSaver(folder, 1, lambda line: None, own_disk=own_disk)
+    uploads = _NoUploads() if own_disk else None
+    checkpoints = saver.CheckpointSaver(folder, 1, lambda line: None, uploads=uploads)
     with contextlib.closing(checkpoints):
         for step in range(2):  # the second one counts: the first also starts Orbax
             state = dataclasses.replace(state, step=jnp.full_like(state.step, step))
@@ -140,6 +141,21 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     predicted = f"{total * write_s / written:.0f} s to write (predicted)"
     part = f"a part of the state; all {size(total)} would take {predicted}"
     yield ok(seen + (part if written < total else "the config's complete state"))
+
+
+class _NoUploads:
+    """Leaves the files of each process on its disk."""
+
+    def busy(self) -> str:
+        """See :class:`saver.Uploads`."""
+        return ""
+
+    def offer(self, save: saver.Save, problem: str) -> None:
+        """See there."""
+
+    def in_use(self) -> set[str]:
+        """See there."""
+        return set()
 
 
 def _part(target: State, most: int) -> State:

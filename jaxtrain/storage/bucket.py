@@ -96,13 +96,12 @@ def is_bucket(text: str) -> bool:
     return re.match(r"(s3|gs|gcs):/+[^/]", text) is not None
 
 
-def normalized(url: str, flag: str, *, or_disk: bool = True) -> str:
+def normalized(url: str, flag: str) -> str:
     """Returns the URL of a folder in a bucket without a final slash.
 
     Args:
         url: as typed.
         flag: the flag or field that has the URL, for messages.
-        or_disk: whether that may also be a local folder, for messages.
 
     Raises:
         InputError: it is not such a URL, or contains a user, a password, or a query.
@@ -110,14 +109,13 @@ def normalized(url: str, flag: str, *, or_disk: bool = True) -> str:
     if match := re.fullmatch(r"(s3|gs|gcs):/+(.*)", url.strip()):
         url = f"{match[1]}://{match[2]}"
     shown = addresses.public(url)
-    no_bucket = f"{flag} {shown}: not a bucket: write s3://BUCKET/PATH or gs://BUCKET/PATH"
     if not addresses.is_address(url):
-        raise InputError(no_bucket)
+        raise InputError(
+            f"{flag} {shown}: not a bucket: write s3://BUCKET/PATH or gs://BUCKET/PATH"
+        )
     addresses.check(url, flag)
     parts = addresses.split(url)
     if parts.scheme not in SCHEMES:
-        if not or_disk:
-            raise InputError(no_bucket)
         raise InputError(f"{flag} {shown}: use a local folder, s3://BUCKET/PATH, or gs://...")
     if parts.query:
         raise InputError(f"{flag} {shown} has a query: remove what follows the question mark")

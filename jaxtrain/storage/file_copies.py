@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.bucket import Bucket
@@ -83,26 +83,70 @@ class FileCopies:
             self._bucket.put(name, path, self._sent)
         self._states[name] = state
 
-    def fetch(self, wanted: Callable[[str], bool]) -> None:
-        """Fetches files; those on disk are replaced.
-
-        Args:
-            wanted: whether to fetch a name.
+    def delete_missing(self, folder: str) -> None:
+        """Deletes files of a folder that were on disk, and were deleted there.
 
         Raises:
-            OSError: one cannot be written.
+            RunAgain, InputError: the bucket does not delete them.
+        """
+        if not (self._directory / folder).is_dir():
+            return
+        missing = [
+            name
+            for name in self._states
+            if name.startswith(f"{folder}/") and not (self._directory / name).exists()
+        ]
+        self._bucket.delete(missing)
+        for name in missing:
+            del self._states[name]
+
+    def fetch(self, wanted: Callable[[str], bool], *, ahead: bool = False) -> None:
+        """Makes the folder have the bucket's files: replaces others, and deletes the rest.
+
+        Args:
+            wanted: whether a name is of such a file; others are left alone.
+            ahead: whether a file that grows may have more on disk than in the bucket, such as the
+                log of a process that was killed. Not if the bucket has no files at all.
+
+        Raises:
+            OSError: one cannot be read, written or deleted.
             RunAgain, InputError: one cannot be read.
         """
-        sizes = self._bucket.sizes()
-        self._parts = _of_listing(sizes)
-        names = sorted(
-            name
-            for name in {*self._parts, *(name for name in sizes if not _NAME.fullmatch(name))}
-            if wanted(name)
-        )
+        versions = self._bucket.versions()
+        self._parts = _of_listing({name: size for name, (size, _) in versions.items()})
+        names = {name for name in map(file_of, versions) if wanted(name)}
+        for path in [path for path in self._directory.rglob("*") if path.is_file()]:
+            name = path.relative_to(self._directory).as_posix()
+            stays = name in names or (ahead and names and _GROWS.fullmatch(name))
+            if wanted(name) and not stays:
+                path.unlink(missing_ok=True)
+
+        def fetch(name: str) -> None:
+            if not self._has(name, versions.get(name), ahead=ahead):
+                self._fetch_patiently(name)
+
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(self._fetch_patiently, names):
+            for _ in pool.map(fetch, sorted(names)):
                 pass
+
+    def _has(self, name: str, version: tuple[int, str] | None, *, ahead: bool) -> bool:
+        """Whether the file on disk is the bucket's."""
+        assert self._parts is not None, "fetch() lists them"
+        path = self._directory / name
+        if not path.is_file():
+            return False
+        state, chain = _state(path), _chain(self._parts.get(name, ()))
+        if chain:
+            longer = state[0] > chain[-1].end
+            return (ahead or not longer) and all(part.is_of(path) for part in chain)
+        # The ETag of an object that was not uploaded in parts is usually its MD5.
+        if version is None or state[0] != version[0]:
+            return False
+        with path.open("rb") as file:
+            same = hashlib.file_digest(file, _md5).hexdigest() == version[1].strip('"')
+        if same:
+            self._states[name] = state
+        return same
 
     def _fetch_patiently(self, name: str) -> None:
         """Fetches a file; tries again, or the next start would begin with all files."""
@@ -150,6 +194,16 @@ class FileCopies:
             self._parts[name] = chain + unused
         self._bucket.delete([part.name(name) for part in unused])
         self._parts[name] = chain
+
+
+def file_of(name: str) -> str:
+    """Returns the file that an object is a part of, or its own name."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else name
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -13,6 +13,6 @@ How a batch becomes a step, in the order of the data:
 
 ``setup.py`` makes all of these from a config, and compiles the step once. ``session.py`` is around
 the loop: processes, signals, watchdog, and exit code. ``diagnosis/replay.py`` computes some steps
-twice to check the devices, and ``mirror.py`` copies the run to a bucket. Where arrays are stored:
-``sharding.py``.
+twice to check the devices, and ``checkpoint/uploader.py`` keeps a run in a bucket. Where arrays are
+stored: ``sharding.py``.
 """

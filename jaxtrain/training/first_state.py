@@ -11,6 +11,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, same_run
 from jaxtrain.checkpoint.restore import restore
+from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
@@ -20,7 +21,6 @@ from jaxtrain.optim.build import schedule_change
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.terminal import Say
-from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.run_progress import Criterion, RunProgress, is_due
 from jaxtrain.training.save_policy import RunMeta
 from jaxtrain.training.state import State, checksums, with_values
@@ -130,14 +130,14 @@ def progress_of(
     return run_progress
 
 
-def has_best(directory: Path, mirror: Mirror | None, step: int) -> bool:
+def has_best(directory: Path, uploader: Uploader | None, step: int) -> bool:
     """Whether the best checkpoint is of a step. Process 0.
 
     Raises:
         InputError, RunAgain: it is unknown, because the disk or the bucket does not respond.
     """
-    if mirror is not None:
-        return mirror.has_best(step)
+    if uploader is not None:
+        return uploader.has_best(step)
     try:
         return pointer.is_complete(directory / pointer.name_of(pointer.BEST, step))
     except OSError as error:

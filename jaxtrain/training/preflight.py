@@ -16,7 +16,7 @@ from jaxtrain.interop import hub, weights
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
-from jaxtrain.training import mirror, run_directory
+from jaxtrain.training import run_directory
 from jaxtrain.training.diagnosis import profiler
 
 
@@ -55,9 +55,9 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
     # Only process 0 needs the packages.
     problems += tracker.problems(flags.track, installed=cluster is None or cluster.index == 0)
     is_address = flags.output_dir is not None and addresses.is_address(flags.output_dir)
-    problems += _bucket(run, flags.output_dir)
+    problems += _bucket(flags.output_dir)
     if alone and not is_address:  # otherwise process 0 checks them for all
-        problems += _places(run, flags)
+        problems += _places(flags)
     if not problems and not other_problems:
         return
     open_fields = {name for message in other_problems for name in fields_of(message)}
@@ -97,17 +97,16 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
             yield Problem(problem, "loop.steps")
 
 
-def _bucket(run: config.Run, output_dir: str | None) -> Iterator[str]:
-    """Checks the URL of the bucket that the run is copied to, without connecting to it."""
+def _bucket(output_dir: str | None) -> Iterator[str]:
+    """Checks the URL of the bucket that the run is in, without connecting to it."""
     try:
-        url = mirror.url_of(run, output_dir)
-        if url is None and output_dir is not None and addresses.is_address(output_dir):
+        if output_dir is not None and addresses.is_address(output_dir):
             bucket.normalized(output_dir, "--output-dir")
     except InputError as error:
         yield from error.messages
 
 
-def _places(run: config.Run, flags: RunFlags) -> Iterator[str]:
+def _places(flags: RunFlags) -> Iterator[str]:
     """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
     yield from run_directory.problems_of_name(flags.output_dir)
     if flags.output_dir is not None:
@@ -119,9 +118,7 @@ def _places(run: config.Run, flags: RunFlags) -> Iterator[str]:
         except InputError as error:
             yield from error.messages
         return
-    # A step may be in the bucket only: on another machine, no run directory exists yet.
-    if run.checkpoint.mirror is None or not resume.is_step(flags.resume or ""):
-        yield from resume.problems(flags.resume, output_dir)
+    yield from resume.problems(flags.resume, output_dir)
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from jaxtrain.checkpoint import candidates, pointer, resume
 from jaxtrain.checkpoint.restore import restore
+from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.state import State, saved_part
 
 # Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
@@ -28,7 +28,7 @@ class Rollback:
         target: shapes and shardings of what a checkpoint stores of the state.
         say: prints a line.
         advice: returns what to do if rollbacks do not help.
-        mirror: of the run directory in a bucket, if any.
+        uploader: of a run in a bucket; None for one on disk.
         rewound: takes the position of each restored checkpoint.
     """
 
@@ -39,21 +39,25 @@ class Rollback:
         target: State,
         say: Callable[[str], None],
         advice: Callable[[], str],
-        mirror: Mirror | None = None,
+        uploader: Uploader | None = None,
         rewound: Callable[[Position], None] = lambda position: None,
     ) -> None:
-        self._directory, self._mirror = directory, mirror
+        self._directory, self._uploader = directory, uploader
         self._every = every
         self._target = target
         self._say, self._advice, self._rewound = say, advice, rewound
         self._last: tuple[int, int] | None = None  # (step of a checkpoint, rollbacks to it)
 
-    def __call__(self, state: State) -> tuple[State, Position]:
+    def __call__(
+        self, state: State, still_alive: Callable[[], None] = lambda: None
+    ) -> tuple[State, Position]:
         """Returns the restored state and its position.
 
         Args:
             state: the current state; all of its examples count as seen. Its arrays are deleted
                 before the checkpoint is read: a device may not have the memory for two states.
+            still_alive: called regularly while the last save is uploaded to a bucket: which
+                checkpoint is restored must not depend on how fast that is.
 
         Raises:
             InputError: no checkpoint exists, it cannot be read, or earlier rollbacks to it did
@@ -62,6 +66,8 @@ class Rollback:
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.skip_step["bad_in_a_row"])
         trouble = f"{bad} bad steps in a row at step {done + 1} (see bad_steps.jsonl)"
+        if self._uploader is not None:
+            self._uploader.finish(still_alive)
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
             raise InputError(f"{trouble}, and there is no checkpoint to restore: {self._advice()}")
@@ -75,8 +81,8 @@ class Rollback:
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
         path = self._directory / pointer.name_of(pointer.CHECKPOINTS, back_to)
-        if self._mirror is not None:
-            self._mirror.fetch(path)
+        if self._uploader is not None:
+            self._uploader.fetch(path)
         file_weights = {
             name: array for name, array in state.extras.items() if name not in self._target.extras
         }
@@ -98,9 +104,9 @@ class Rollback:
 
     def _choose(self, done: int) -> str:
         """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""
-        if self._mirror is None:
+        if self._uploader is None:
             saved = candidates.CheckpointCandidates(self._directory, self._say)
         else:
-            saved = self._mirror.candidates_of(self._directory)
+            saved = self._uploader.candidates()
         path = resume.rollback_checkpoint(saved, done, self._every)
         return "" if path is None else path.stem

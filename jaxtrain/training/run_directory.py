@@ -16,10 +16,9 @@ from typing import Any
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import candidates, pointer, store
+from jaxtrain.checkpoint import candidates, own_files, pointer, store
 from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.checkpoint.pointer import ASIDE, KINDS
-from jaxtrain.checkpoint.remote import IN_BUCKET
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -58,8 +57,6 @@ FILES = {
     "device computed a wrong one)",
     "progress.json": "the validations so far, from which a resumed run knows the best one, and the "
     "last step that was computed twice with equal results",
-    ".in-bucket": "the checkpoints that were given to the bucket or fetched from it",
-    ".files-due": "present until the metrics and logs are fetched from the bucket, too",
     ".finding-nan": "present while `loop.find_nan` examines a step: a start that finds it does not "
     "try again",
     ".lock": "held by the active run; names its host and process",
@@ -81,25 +78,12 @@ FILES = {
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 
-FINDING_NAN = ".finding-nan"  # exists while loop.find_nan examines a step
-FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
-
-# Names that a run, its launcher or its report may write in the run directory, and in its folders.
-_OWN = re.compile(
-    r"checkpoints|best|aside|samples|tensorboard|profile|trackers|wandb"
-    r"|report\.html"
-    r"|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
-)
-# Of this machine: never copied to a bucket or from one.
-_HERE = (
-    *(lock.NAME, FILES_DUE, FINDING_NAN, IN_BUCKET),
-    *(".pod-restarts", ".slurm-restarts"),  # of launchers
-)
+_OTHER_FOLDER = "choose another --output-dir"
 _REPORT = "report.html"
 # Folders with files of write_whole.
 _WRITTEN_WHOLE = ("tensorboard", "samples", "profile")
-_POINTER = re.compile(r"[0-9]+(-[0-9a-f]+)?\.(json|txt)")
 _FOLDERS = (*KINDS, ASIDE)
+_POINTER = re.compile(r"[0-9]+(-[0-9a-f]+)?\.(json|txt)")
 
 
 def start_from(
@@ -109,8 +93,7 @@ def start_from(
     root: Path = ROOT,
     say: Callable[[str], None] | None = None,
     *,
-    own_disk: bool = False,
-    candidates_of: Callable[[Path, Say], candidates.CheckpointCandidates] | None = None,
+    candidates_of: Callable[[Say], candidates.CheckpointCandidates] | None = None,
 ) -> Path | None:
     """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
 
@@ -123,8 +106,8 @@ def start_from(
         root: contains ``NAME/<UTC time>/``.
         say: receives the warnings that process 0 also prints to stderr, such as damaged
             checkpoints.
-        own_disk: whether each process has its own ``output_dir``.
-        candidates_of: returns the checkpoints of a run directory; by default, those on its disk.
+        candidates_of: returns the checkpoints of a run in a bucket, for which each process has its
+            own ``output_dir``, a cache; None for a run on disk.
 
     Raises:
         InputError: in every process, if the checkpoint is rejected.
@@ -145,15 +128,14 @@ def start_from(
             root.absolute() / name,
             warn,
             lambda run: take(run, warn),
-            None if candidates_of is None else lambda run: candidates_of(run, warn),
+            None if candidates_of is None else lambda: candidates_of(warn),
         )
         if chosen is None:
             return ""
         absolute = chosen.absolute()
         home = _absolute(output_dir or "")
-        return str(
-            absolute.relative_to(home) if own_disk and home in absolute.parents else absolute
-        )
+        in_cache = candidates_of is not None and home in absolute.parents
+        return str(absolute.relative_to(home) if in_cache else absolute)
 
     chosen = process_group.process_zero_decides(decide)
     return _absolute(output_dir or "") / chosen if chosen else None
@@ -186,7 +168,7 @@ def origin(
             return ""
         directory = _absolute(output_dir)
         path = directory / history.NAME
-        if fetch is not None and not path.exists():
+        if fetch is not None:
             fetch(history.NAME)
         source = ""
         # Of no start, or damaged.
@@ -205,8 +187,6 @@ def prepare(
     resume: str | None,
     start_from: Path | None,
     root: Path = ROOT,
-    *,
-    own_disk: bool = False,
 ) -> Path:
     """Creates the run directory in process 0; all processes must see it.
 
@@ -219,7 +199,6 @@ def prepare(
         resume: the flag's value.
         start_from: from :func:`start_from`.
         root: contains ``NAME/<UTC time>/``.
-        own_disk: whether each process has its own ``output_dir``, which exists.
 
     Returns:
         The absolute path.
@@ -254,10 +233,23 @@ def prepare(
         return str(directory)
 
     directory = Path(process_group.process_zero_decides(decide))
-    if own_disk:
-        return _absolute(output_dir or "")
     check_shared(directory)
     return directory
+
+
+def prepare_cache(directory: Path) -> None:
+    """Locks the folder in the cache of a run in a bucket. Process 0, for all.
+
+    Raises:
+        InputError, RunAgain: in every process; the folder cannot be written, or is in use.
+    """
+
+    def decide() -> str:
+        take(directory, terminal.warn)
+        _probe(directory, "set $JAXTRAIN_CACHE to another folder")
+        return ""
+
+    process_group.process_zero_decides(decide)
 
 
 def check_shared(directory: Path) -> None:
@@ -380,19 +372,20 @@ def _claim(directory: Path) -> None:
             )
 
 
-def _probe(directory: Path) -> None:
+def _probe(directory: Path, cure: str = _OTHER_FOLDER) -> None:
     """Writes a probe file, because permissions can be misleading."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        raise _not_writable(error, directory) from error
+        raise _not_writable(error, directory, cure) from error
 
 
-def _not_writable(error: OSError, directory: Path) -> InputError | RunAgain:
-    what = f"cannot write to the run directory {directory}"
-    return disk_trouble(error, what, "choose another --output-dir")
+def _not_writable(
+    error: OSError, directory: Path, cure: str = _OTHER_FOLDER
+) -> InputError | RunAgain:
+    return disk_trouble(error, f"cannot write to the run directory {directory}", cure)
 
 
 def _make_new(parent: Path) -> Path:
@@ -512,15 +505,6 @@ def point_latest(
         say(f"warning: cannot write {file}, which names {directory} ({error.strerror})")
 
 
-def is_own(name: str) -> bool:
-    """Whether a path in a run directory is of a file that a run writes, other than a checkpoint.
-
-    Not that of a file in the making, with a dot before its name.
-    """
-    first, hidden = name.partition("/")[0], name.rpartition("/")[2].startswith(".")
-    return bool(_OWN.fullmatch(first)) and not hidden and first not in (*_FOLDERS, *_HERE)
-
-
 def remove_leftovers(directory: Path, *, alone: bool) -> None:
     """Removes temporary files of the run's own files that killed processes left.
 
@@ -536,6 +520,6 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
     for folder in folders:
         below = folder.relative_to(directory)
         for _, name in atomic.leftovers(folder):
-            is_pointer = below.name in _FOLDERS and _POINTER.fullmatch(name)
-            if is_own((below / name).as_posix()) or name in _HERE or is_pointer:
+            own = own_files.is_own((below / name).as_posix()) or name in own_files.HERE
+            if own or (below.name in _FOLDERS and _POINTER.fullmatch(name)):
                 atomic.remove_leftovers(folder, (name,), alone=alone and name != _REPORT)

@@ -139,9 +139,9 @@ def _train(
         if isinstance(setup, int):  # nothing left to train
             return setup, log.directory
         loop.train(setup)
-        if setup.mirror is not None:
+        if setup.uploader is not None:
             with log.phases.within("upload", allowance_s=None):
-                setup.mirror.finish(watchdog.beat)
+                setup.uploader.finish(watchdog.beat)
         heartbeat.ending()
         return _end(setup, flags), setup.directory
 

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import own_files, pointer, resume
 from jaxtrain.checkpoint.saver import CheckpointSaver
+from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
@@ -40,7 +41,6 @@ from jaxtrain.training.diagnosis import model_check, out_of_memory, profiler, re
 from jaxtrain.training.diagnosis.canaries import Canaries
 from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
-from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.run_progress import RunProgress
@@ -83,7 +83,7 @@ class TrainSetup:
         stopping: whether the processes have agreed to stop.
         log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
-        mirror: of the run directory in a bucket; None without one.
+        uploader: of a run in a bucket; None for one on disk.
     """
 
     run: config.Run
@@ -102,13 +102,13 @@ class TrainSetup:
     replay: replay.Replay | None
     stopping: Stopping
     log: RunLog
-    mirror: Mirror | None = None
+    uploader: Uploader | None = None
     still_alive: Callable[[], None] = lambda: None
 
     @property
     def shown(self) -> str | Path:
         """Returns the run directory as ``--output-dir`` and other commands take it."""
-        return self.directory if self.mirror is None else self.mirror.shown
+        return self.directory if self.uploader is None else self.uploader.url
 
     def take_state(self) -> State:
         """Returns the first state, once, so that this object does not keep its memory occupied."""
@@ -159,7 +159,7 @@ def open_training(
         )
         with log.phases.within("restore"), explained():
             first = open_state(built, directory, data, log)
-        code = _code_if_over(built, directory, first, log, still_alive)
+        code = _code_if_over(built, directory, first, log)
         if code is not None:
             yield code
             return
@@ -180,7 +180,7 @@ class OpenedDirectory:
     Attributes:
         path: the run directory.
         mesh: over all devices.
-        mirror: the copy in a bucket, if any.
+        uploader: of a run in a bucket; None for one on disk.
         start_from: the verified checkpoint to start from; None for a new run.
         shown_source: that checkpoint as it is printed; "" without one.
         position: where the run starts.
@@ -188,7 +188,7 @@ class OpenedDirectory:
 
     path: Path
     mesh: jax.sharding.Mesh
-    mirror: Mirror | None
+    uploader: Uploader | None
     start_from: Path | None
     shown_source: str
     position: Position
@@ -211,12 +211,13 @@ def open_directory(
     with log.phases.within("start"):  # may read a complete checkpoint
         preflight.check(run, resumes=flags.resume is not None)
         mesh = make_mesh(run.mesh)
-        mirror, output_dir = Mirror.of(run, flags.output_dir, say), flags.output_dir
-        if mirror is not None:
-            stack.callback(mirror.close)
-            mirror.claim()
-            output_dir = str(mirror.directory)
-        own_disk = mirror is not None and mirror.own_disk
+        uploader = Uploader.of(flags.output_dir, cache.root(run.data.cache_dir), say)
+        output_dir = flags.output_dir
+        if uploader is not None:
+            uploader.claim()
+            stack.callback(uploader.close)
+            run_directory.prepare_cache(uploader.directory)
+            output_dir = str(uploader.directory)
 
         def choose(resumed: str | None) -> tuple[Path | None, str]:
             on_disk, shown = _on_disk(resumed, run, say)
@@ -225,12 +226,11 @@ def open_directory(
                 on_disk,
                 output_dir,
                 say=log.log,  # already on the console
-                own_disk=own_disk,
-                candidates_of=None if mirror is None else mirror.candidates_of,
+                candidates_of=None if uploader is None else uploader.candidates,
             )
             return chosen, shown
 
-        in_bucket = () if mirror is None else (mirror.shown, mirror.fetch_file)
+        in_bucket = () if uploader is None else (uploader.url, uploader.fetch_file)
         start_from, shown_source = choose(flags.resume)
         if (
             start_from is None
@@ -248,18 +248,19 @@ def open_directory(
                     f"this run was started from {origin}, and has no checkpoint of its own yet: "
                     f"{error}; or omit --resume to start from scratch"
                 ) from error
-        path = run_directory.prepare(
-            run.name, output_dir, flags.resume, start_from, own_disk=own_disk
-        )
-        if mirror is not None:
-            mirror.refuse_other(flags.resume, start_from)
-            mirror.fetch(start_from)
+        if uploader is None:
+            path = run_directory.prepare(run.name, output_dir, flags.resume, start_from)
+        else:
+            path = uploader.directory
+            uploader.refuse_other(flags.resume, start_from)
+            uploader.fetch(start_from)
+            uploader.fetch_files()
         if start_from is not None and not shown_source:
             of_this_run = start_from.is_relative_to(path)
             checkpoint = (start_from.relative_to(path) if of_this_run else start_from).with_suffix(
                 ""
             )
-            shown = path if mirror is None else mirror.shown
+            shown = path if uploader is None else uploader.url
             shown_source = f"{shown}/{checkpoint}" if of_this_run else str(checkpoint)
         position = Position()
         if start_from is not None:
@@ -271,25 +272,37 @@ def open_directory(
         position,
         flags.arguments,
         flags.track,
-        described="" if mirror is None else mirror.both,
+        described="" if uploader is None else f"{uploader.url}, local copies in {path}",
     )
-    stack.push(log.failed)  # before the mirror uploads log.txt for the last time
+    stack.push(log.failed)  # before the uploader uploads log.txt for the last time
     if fit := fit_to_present_devices(run)[1]:
         say(fit)
     if flags.resume and start_from is None:
         say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
-    return OpenedDirectory(path, mesh, mirror, start_from, shown_source, position)
+    return OpenedDirectory(path, mesh, uploader, start_from, shown_source, position)
 
 
 def _on_disk(resumed: str | None, run: config.Run, say: Say) -> tuple[str | None, str]:
     """Returns ``--resume`` with a fetched checkpoint instead of a URL, and its URL or ""."""
     if resumed is None or not bucket.is_bucket(resumed):
         return resumed, ""
-    path, shown = process_group.process_zero_first(
-        lambda: resume.checkpoint_at_url(resumed, "--resume", cache.root(run.data.cache_dir), say),
+    fetched: list[Path] = []
+
+    def fetch(url: str) -> str:
+        path, shown = resume.checkpoint_at_url(url, "--resume", cache.root(run.data.cache_dir), say)
+        fetched.append(path)
+        return shown
+
+    # The run there may be live: process 0 decides which checkpoint is the newest.
+    shown = process_group.process_zero_decides(lambda: fetch(resumed))
+    if not fetched:
+        fetch(shown)
+    process_group.check_same(
         "checkpoint",
+        pointer.read(fetched[0]).data,
+        f"{shown} was replaced while it was fetched: start again",
     )
-    return str(path), shown
+    return str(fetched[0]), shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,17 +495,13 @@ def open_state(
         what_validates(run, sources),
         log.say,
         resumed=directory.resumes,
-        has_best=functools.partial(has_best, directory.path, directory.mirror),
+        has_best=functools.partial(has_best, directory.path, directory.uploader),
     )
     return OpenedState(state, meta, run_progress)
 
 
 def _code_if_over(
-    built: StepSetup,
-    directory: OpenedDirectory,
-    first: OpenedState,
-    log: RunLog,
-    still_alive: Callable[[], None],
+    built: StepSetup, directory: OpenedDirectory, first: OpenedState, log: RunLog
 ) -> int | None:
     """Returns the exit code if nothing is left to train, which is reported; else None."""
     run, done, run_progress = built.run, directory.position.done, first.run_progress
@@ -500,9 +509,6 @@ def _code_if_over(
     if not nothing:
         return None
     log.say(nothing)
-    if directory.mirror is not None:  # an earlier start may have ended before its last upload
-        _start_copy(directory.mirror, built, directory, run_progress)
-        directory.mirror.finish(still_alive)
     code = HOPELESS if run_progress.unmet_gate in run.loop.gates else DONE
     early, last = patience_over(run.loop, run_progress), max(built.total, done)
     log.ended(code, run_summary.ending(run, done, last, CONTINUE, early))
@@ -524,7 +530,7 @@ def open_step(
     Raises:
         InputError: a flag does not match the run.
     """
-    run, say, mirror, position = built.run, log.say, directory.mirror, directory.position
+    run, say, uploader, position = built.run, log.say, directory.uploader, directory.position
     profiler.check(profiler.span(flags.profile), position.done, built.total, say)
     log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
     run_directory.write_config(directory.path, first.meta.config, say)
@@ -540,7 +546,7 @@ def open_step(
         step = compile_in_all_processes(built, flags, log)
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     replays = replayed(
-        step, built, checkpoints, first.run_progress, position.done, save_policy, log, mirror
+        step, built, checkpoints, first.run_progress, position.done, save_policy, log, uploader
     )
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
@@ -589,13 +595,13 @@ def open_step(
             built.saved,
             say,
             recorder.advice,
-            mirror,
+            uploader,
             replays.rewound if replays else lambda position: None,
         ),
         replay=replays,
         stopping=Stopping(signals, data.broken_file_limit, directory.mesh, run.loop.max_hours),
         log=log,
-        mirror=mirror,
+        uploader=uploader,
     )
 
 
@@ -607,8 +613,8 @@ def _open_saver(
     log: RunLog,
     stack: contextlib.ExitStack,
 ) -> tuple[CheckpointSaver, SavePolicy]:
-    """Opens what writes checkpoints, and begins to copy them to the bucket, if there is one."""
-    run, say, mirror = built.run, log.say, directory.mirror
+    """Opens what writes checkpoints, and begins to upload them, for a run in a bucket."""
+    run, say, uploader = built.run, log.say, directory.uploader
     # The cache prints a warning once, not after each save.
     point_latest = functools.partial(
         run_directory.point_latest, directory.path, say=functools.cache(say)
@@ -621,40 +627,34 @@ def _open_saver(
         say,
         run.checkpoint.every,
         data.sources.files_to_keep,
-        own_disk=mirror is not None and mirror.own_disk,
-        mirror=mirror,
+        uploads=uploader,
         resumed=directory.start_from if directory.resumes else None,
     )
     stack.callback(checkpoints.close)
-    if mirror is not None:
-        _start_copy(mirror, built, directory, first.run_progress)
+    if uploader is not None:
+        settings = run.checkpoint
+        uploader.start(
+            settings.keep, settings.every, directory.position.done if directory.resumes else None
+        )
     save_policy = SavePolicy(
         run,
         checkpoints,
         first.meta,
         first.run_progress,
         say,
-        _after_save(point_latest, mirror),
+        _after_save(point_latest, uploader),
         built.definition.file_weights,
     )
     return checkpoints, save_policy
 
 
-def _start_copy(
-    mirror: Mirror, built: StepSetup, directory: OpenedDirectory, run_progress: RunProgress
-) -> None:
-    settings = built.run.checkpoint
-    resumed = directory.position.done if directory.resumes else None
-    mirror.start(settings.keep, settings.every, run_progress.last_equal, resumed)
-
-
-def _after_save(saved: Callable[[], None], mirror: Mirror | None) -> Callable[[], None]:
+def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callable[[], None]:
     """Returns what to do after each complete save."""
 
     def action() -> None:
         saved()
-        if mirror is not None:
-            mirror.check()
+        if uploader is not None:
+            uploader.check()
 
     return action
 
@@ -694,7 +694,7 @@ def replayed(
     done: int,
     save_policy: SavePolicy,
     log: RunLog,
-    mirror: Mirror | None,
+    uploader: Uploader | None,
 ) -> replay.Replay | None:
     """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
     if setup.run.loop.replay_every is None:
@@ -702,7 +702,7 @@ def replayed(
         return None
     devices = replay.described(setup.rule.mesh)
     return replay.Replay(
-        step, devices, checkpoints, run_progress, done, save_policy.await_save, log.say, mirror
+        step, devices, checkpoints, run_progress, done, save_policy.await_save, log.say, uploader
     )
 
 
@@ -711,7 +711,7 @@ def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
 
     It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
     """
-    run, begun = setup.run, directory / run_directory.FINDING_NAN
+    run, begun = setup.run, directory / own_files.FINDING_NAN
     if not run.loop.find_nan:
         return None
     if step := process_group.process_zero_decides(

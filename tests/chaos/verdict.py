@@ -25,7 +25,7 @@ _MEASURED = (
 # Parts of the names of files that exist only while something is written or deleted.
 _TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".part", ".tmp")
 # Hidden files of a run, and those of checkpoints in zarr's own format, on disks of their own.
-_HIDDEN = (".lock", ".in-bucket", ".zarray", ".zattrs", ".zgroup")
+_HIDDEN = (".lock", ".zarray", ".zattrs", ".zgroup")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 from jaxtrain.checkpoint.pointer import CHECKPOINTS, FILES, Pointer, folder_of
 from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
 from jaxtrain.storage import run_marker
+from jaxtrain.storage.bucket import Bucket
 
 RUN_ID = "0123456789abcdef"
 
@@ -57,6 +58,13 @@ def marker() -> bytes:
     """Returns the marker of that run."""
     about = json.loads(run_marker.new())
     return json.dumps(about | {"id": RUN_ID}).encode()
+
+
+def marker_of(bucket: Bucket) -> str:
+    """Returns the marker of the run in a bucket."""
+    content = bucket.get(run_marker.NAME)
+    assert content is not None
+    return content.data.decode()
 
 
 def files_folder(step: int, name: str = "0123456789ab", run_id: str = RUN_ID) -> str:

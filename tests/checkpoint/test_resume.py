@@ -10,7 +10,7 @@ import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
-from jaxtrain.checkpoint import candidates, pointer, remote, resume
+from jaxtrain.checkpoint import candidates, pointer, resume
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.errors import InputError, RunAgain
@@ -301,23 +301,21 @@ class Places:
             small_checkpoint.write(self.directory, step, kinds, files=files, name=name)
         if "bucket" in where:
             small_checkpoint.copy(path, self.copy.store, kinds)
-        if "disk" in where and "bucket" in where:
-            remote.note(self.directory, self.copy.bucket.url, [data])
         return data
 
-    def candidates_of(self, directory: Path) -> candidates.CheckpointCandidates:
+    def candidates(self) -> candidates.CheckpointCandidates:
         return candidates.CheckpointCandidates(
-            directory, self.said.append, RemoteRun(self.copy.bucket, quiet)
+            self.directory, self.said.append, RemoteRun(self.copy.bucket, self.said.append)
         )
 
     def latest(self, resumed: str = "latest") -> str:
-        """Returns the folder of the checkpoint that a resume uses, which is intact on the disk."""
+        """Returns the folder of the checkpoint that a resume uses, which is intact in the cache."""
         found = resume.choose(
             resumed,
             self.directory,
             self.directory,
             self.said.append,
-            candidates_of=self.candidates_of,
+            candidates_of=self.candidates,
         )
         if found is None:
             return ""
@@ -334,93 +332,50 @@ def test_a_new_machine_takes_the_newest_in_the_bucket(places: Places) -> None:
     places.save(4, "bucket", kinds=("checkpoints", "best"))
     newest = places.save(8, "bucket")
     assert places.latest() == newest
-    assert pointer.steps(places.directory / "best") == [4]  # validations are compared with it
+    assert pointer.steps(places.directory / "best") == []  # only what is needed is fetched
 
 
-def test_what_was_not_uploaded_yet_is_newer(places: Places) -> None:
-    places.save(4, "disk", "bucket")
-    newest = places.save(8, "disk")
-    assert places.latest() == newest
-
-
-def test_a_disk_does_not_bring_back_what_another_machine_has_abandoned(places: Places) -> None:
-    """No clocks are compared: the disk has not given this checkpoint to the bucket."""
-    places.save(4, "disk", "bucket")
+def test_what_the_bucket_does_not_have_does_not_count(places: Places) -> None:
+    """A start on another machine must give the same result."""
+    newest = places.save(4, "disk", "bucket")
     places.save(8, "disk")
-    other = places.save(6, "bucket", name="1" * 12)  # another machine resumed from 4
+    assert places.latest() == newest
+    with pytest.raises(InputError, match=r"s3://bucket/run has no complete checkpoint 8"):
+        places.latest("8")
+
+
+def test_intact_files_in_the_cache_are_not_fetched_again(places: Places) -> None:
+    data = places.save(4, "disk", "bucket")
+    assert places.latest() == data
+    assert not places.said
+    spoil(places.directory, 4)
+    assert places.latest() == data
+    (line,) = places.said
+    assert line.startswith("fetching checkpoints/4 from s3://bucket/run (")
+
+
+def test_another_checkpoint_of_the_same_step_is_not_taken_from_the_cache(places: Places) -> None:
+    places.save(8, "disk")
+    other = places.save(8, "bucket", name="1" * 12)  # another machine went back, and came here
     assert places.latest() == other
-    assert small_checkpoint.aside(places.directory) == {8: "superseded"}
 
 
-def test_damage_on_the_disk_is_repaired_from_the_bucket(places: Places) -> None:
-    places.save(4, "disk", "bucket")
-    newest = places.save(8, "disk", "bucket")
-    spoil(places.directory, 8)
-    assert places.latest() == newest
-    shutil.rmtree(places.directory / newest)
-    assert places.latest() == newest
-
-
-def test_a_checkpoint_that_was_deleted_on_the_disk_does_not_return(places: Places) -> None:
-    """A user may delete later ones to go back."""
-    older = places.save(4, "disk", "bucket")
-    places.save(8, "disk", "bucket")
-    (places.directory / "checkpoints/8.json").unlink()
-    assert places.latest() == older
-
-
-def test_a_checkpoint_that_is_damaged_in_both_is_moved_in_both(places: Places) -> None:
-    older = places.save(4, "disk", "bucket")
-    newest = places.save(8, "disk", "bucket")
-    spoil(places.directory, 8)
+def test_a_checkpoint_that_is_damaged_in_the_bucket_is_moved_there(places: Places) -> None:
+    older = places.save(4, "bucket")
+    newest = places.save(8, "bucket")
     places.copy.bucket.put(f"{newest}/state/d/0", b"damaged")
     assert places.latest() == older
-    assert list(small_checkpoint.aside(places.directory)) == [8]
     assert list(small_checkpoint.aside(places.copy.store.place)) == [8]
+    assert any("resuming from s3://bucket/run/checkpoints/4" in line for line in places.said)
 
 
-def test_what_is_suspect_on_the_disk_does_not_return_from_the_bucket(places: Places) -> None:
-    """A kill may come before the bucket is told."""
-    older = places.save(4, "disk", "bucket")
-    places.save(8, "disk", "bucket")
-    places.candidates_of(places.directory)._disk.set_aside("checkpoints", 8, "suspect", "step 9")
-    assert places.latest() == older
-
-
-def test_an_upload_of_this_machine_is_not_that_of_another(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It completes while a rollback looks at the bucket."""
-    places.save(4, "disk", "bucket")
+def test_the_best_checkpoint_is_complete_if_the_bucket_has_its_files(places: Places) -> None:
+    best = places.save(4, "bucket", kinds=("best",))
     copy = RemoteRun(places.copy.bucket, quiet)
-    steps = copy.store.steps
-
-    def uploaded(kind: str = "checkpoints") -> list[int]:
-        if kind == "checkpoints":
-            places.save(8, "disk", "bucket")
-        return steps(kind)
-
-    monkeypatch.setattr(copy.store, "steps", uploaded)
-    assert not candidates.CheckpointCandidates(places.directory, quiet, copy).disk_is_behind
-
-
-def test_damage_is_not_repaired_with_what_was_abandoned(places: Places) -> None:
-    """The run was resumed from 4, and has saved 8 again, which was not uploaded yet."""
-    older = places.save(4, "disk", "bucket")
-    places.save(8, "disk", "bucket")
-    places.candidates_of(places.directory)._disk.set_aside("checkpoints", 8, "superseded")
-    again = places.save(8, "disk", name="1" * 12)
-    (places.directory / again / "state/d/0").write_bytes(b"damaged")
-    assert places.latest() == older
-
-
-def test_a_full_disk_does_not_lose_what_the_bucket_has(places: Places) -> None:
-    """It may leave a part of a line."""
-    (places.directory).mkdir()
-    (places.directory / remote.IN_BUCKET).write_text("s3://bucket/run data/4-01")
-    places.save(4, "disk", "bucket")
-    newest = places.save(8, "disk")
-    assert places.latest() == newest
+    assert copy.is_complete("best", 4)
+    assert not copy.is_complete("best", 8)
+    places.copy.bucket.delete([f"{best}/tokenizer.json"])
+    assert not copy.is_complete("best", 4)
 
 
 def test_no_fresh_start_if_the_bucket_has_only_damaged_checkpoints(places: Places) -> None:
@@ -433,7 +388,7 @@ def test_no_fresh_start_if_the_bucket_has_only_damaged_checkpoints(places: Place
 
 def test_a_step_is_found_in_the_bucket_too(places: Places) -> None:
     older = places.save(4, "bucket")
-    places.save(8, "disk", "bucket")
+    places.save(8, "bucket")
     assert places.latest("4") == older
     with pytest.raises(InputError, match="has no complete checkpoint 5; checkpoints/ has: 4, 8"):
         places.latest("5")

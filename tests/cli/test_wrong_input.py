@@ -97,14 +97,6 @@ def test_all_wrong_input_is_reported_at_once(
             ["peak_lr", "error: model.init_from s3://b is not a folder in a bucket"],
         ),
         (
-            "--output-dir new --checkpoint.mirror /tmp/foo",
-            [
-                "error: checkpoint.mirror /tmp/foo: not a bucket: write s3://BUCKET/PATH or "
-                "gs://BUCKET/PATH"
-            ],
-        ),
-        ("--checkpoint.mirror s3://b/run", ["mirror=s3://b/run requires --output-dir"]),
-        (
             "--optim.peak_lrr 1 --loop.log_every 0 --data.path /nope",
             ["unknown field --optim.peak_lrr", "loop.log_every", "/nope"],
         ),

@@ -101,5 +101,5 @@ def test_the_object_is_deleted_even_if_a_later_call_fails(monkeypatch: pytest.Mo
     with pytest.raises(RunAgain, match="cannot write"):
         list(checkpointing.bucket_access("gs://bucket/run"))
     assert folder.sizes() == {}
-    with pytest.raises(InputError, match=r"checkpoint\.mirror s3://bucket is not"):
+    with pytest.raises(InputError, match="--output-dir s3://bucket is not"):
         list(checkpointing.bucket_access("s3://bucket"))

@@ -137,15 +137,15 @@ class Server:
 
     def files_of_run(self, folder: str, to: Path) -> None:
         """Copies the files of a run to disk, without its checkpoints."""
-        from jaxtrain.checkpoint.pointer import DATA
+        from jaxtrain.checkpoint import own_files
         from jaxtrain.storage.file_copies import FileCopies
 
         reader: Any = types.SimpleNamespace(
-            sizes=lambda: self.sizes(folder),
+            versions=lambda: {name: (size, "") for name, size in self.sizes(folder).items()},
             get=lambda name: types.SimpleNamespace(data=self.read(f"{folder}/{name}")),
             download=lambda name, path: path.write_bytes(self.read(f"{folder}/{name}")),
         )
-        FileCopies(reader, to).fetch(lambda name: name.partition("/")[0] != DATA)
+        FileCopies(reader, to).fetch(own_files.is_own)
 
 
 Fault = Callable[[str, str], str]

@@ -1,5 +1,6 @@
 """Files of a run in a bucket: one that grows is sent in parts, and is whole when it is fetched."""
 
+import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,47 @@ def fetched(bucket: Bucket, folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def test_the_folder_has_what_the_bucket_has(bucket: Bucket, tmp_path: Path) -> None:
+    run, reader = tmp_path / "run", tmp_path / "reader"
+    run.mkdir()
+    for name in ("log.txt", "progress.json"):
+        (run / name).write_text("1\n")
+        FileCopies(bucket, run).upload(name)
+    wanted = {"log.txt", "progress.json", "metrics.jsonl", "config.json"}
+    reader.mkdir()
+    for name in (*wanted, "notes.json"):
+        (reader / name).write_text("1\n2\n")
+    FileCopies(bucket, reader).fetch(wanted.__contains__, ahead=True)
+    there = {path.name: path.read_text() for path in reader.iterdir()}
+    longer = dict.fromkeys(("log.txt", "metrics.jsonl", "notes.json"), "1\n2\n")
+    assert there == {"progress.json": "1\n"} | longer
+    FileCopies(bucket, reader).fetch(wanted.__contains__)
+    there = {path.name: path.read_text() for path in reader.iterdir()}
+    assert there == {"progress.json": "1\n", "log.txt": "1\n", "notes.json": "1\n2\n"}
+
+
+def test_a_file_with_the_same_checksum_is_not_fetched(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's ETag of an object that was not uploaded in parts is its MD5."""
+    bucket.put("progress.json", b"new")
+    digest = hashlib.md5(b"new", usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(bucket, "versions", lambda: {"progress.json": (3, f'"{digest}"')})
+    path = tmp_path / "progress.json"
+    path.write_text("old")
+    download, names = bucket.download, list[str]()
+
+    def count(name: str, to: Path) -> bool:
+        names.append(name)
+        return download(name, to)
+
+    monkeypatch.setattr(bucket, "download", count)
+    for _ in range(2):
+        FileCopies(bucket, tmp_path).fetch(lambda name: True)
+        assert path.read_text() == "new"
+    assert names == ["progress.json"]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from checkpoint import small_checkpoint
 
-from jaxtrain.checkpoint import pointer, remote
+from jaxtrain.checkpoint import own_files, pointer
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lock, run_marker
+from jaxtrain.storage import run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.training import run_directory
 
@@ -87,7 +87,7 @@ def test_a_start_removes_temporary_files_of_a_killed_one(
     left = [
         ".config.json.abcdefgh.json",
         "tensorboard/.events.out.tfevents.0000000000.config.j_rb53c1.config",
-        "samples/.4.png.abcdefgh.png",
+        "samples/.clip_4.png.abcdefgh.png",
         "profile/process-1/.summary.txt.abcdefgh.txt",
         "checkpoints/.4.json.abcdefgh.json",
         "aside/.4-0123456789ab.txt.abcdefgh.txt",
@@ -251,23 +251,26 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
 
 
 FOLDERS = {*pointer.KINDS, pointer.ASIDE}
-HERE = {lock.NAME, remote.IN_BUCKET, run_directory.FILES_DUE, run_directory.FINDING_NAN}
 
 
 @pytest.mark.parametrize("documented", run_directory.FILES)
 def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
     first = documented.partition("/")[0]
-    kinds = [run_directory.is_own(first), first in FOLDERS, first in HERE]
+    own = own_files.is_own(first) or first in own_files.FOLDERS
+    kinds = [own, first in FOLDERS, first in own_files.HERE, first == run_marker.NAME]
     assert kinds.count(True) == 1, f"{documented}: of the run, of a checkpoint, of this machine"
 
 
 @pytest.mark.parametrize(
     ("own", "names"),
     [
-        (True, ("log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run")),
+        (True, ("log.1.txt", "hang-0.txt", "samples/clip_4.png", "wandb/latest-run")),
+        (True, ("examples.2.jsonl", "trackers/wandb.json", "tensorboard/events.out.tfevents.1.a")),
         (False, ("notes.txt", "my.log.txt", "checkpoints/4.json", "aside/4-0.json", ".lock")),
-        (False, (".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png")),
+        (False, ("notes.json", "labels.jsonl", "samples/frame.png", "samples/4/a.png")),
+        (False, ("log.txt/x", "tensorboard/notes.md", "trackers/keys.txt", "samples")),
+        (False, (".pod-restarts", ".config.json.ab12cd34.json", "samples/.a_4.png.ab12cd34.png")),
     ],
 )
 def test_only_files_of_a_run_are_its_own(own: bool, names: tuple[str, ...]) -> None:
-    assert {name for name in names if run_directory.is_own(name) != own} == set()
+    assert {name for name in names if own_files.is_own(name) != own} == set()

@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint import small_checkpoint
 from models import wan_weights
 from program import TINY_MLM
 
 from jaxtrain import config, sharding
-from jaxtrain.checkpoint import pointer, saver
+from jaxtrain.checkpoint import own_files, pointer, resume, saver
 from jaxtrain.config.run_length import Position
+from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.training import (
     first_state,
     rollback,
-    run_directory,
     save_policy,
     setup,
     skip_step,
@@ -86,7 +87,7 @@ def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: P
         return setup.nan_search(given, tmp_path, said.append)
 
     assert build() is not None
-    begun = tmp_path / run_directory.FINDING_NAN
+    begun = tmp_path / own_files.FINDING_NAN
     begun.write_text("7\n")
     assert build() is None
     assert said == [
@@ -155,7 +156,7 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
     taught = set(made.definition.file_weights)
     assert all(name.startswith("teacher_network.") for name in taught)
     assert np.asarray(state.extras["teacher_network.encoder.conv_in.kernel"]).any()
-    path = save(made, state, meta, tmp_path)
+    path = save(made, state, meta, tmp_path / "run")
     names = pointer.read_shapes(path)
     assert {name.partition(".")[0] for name in names} >= {"params", "opt"}
     assert not [name for name in names if "teacher_network" in name]
@@ -164,7 +165,7 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
     where = jax.tree.map(lambda leaf: leaf.sharding, (resumed, found.target))
     assert where[0] == where[1]
     changed = dataclasses.replace(state, extras={n: a + 1 for n, a in state.extras.items()})
-    back = rollback.Rollback(tmp_path, 2, made.saved, lambda line: None, str)
+    back = rollback.Rollback(tmp_path / "run", 2, made.saved, lambda line: None, str)
     # A rollback deletes the arrays of the state that it replaces.
     restored, _ = back(dataclasses.replace(jax.tree.map(jnp.copy, changed), params={}))
     same(restored, dataclasses.replace(changed, params=state.params))
@@ -174,3 +175,23 @@ def test_weights_of_a_teacher_are_not_saved_but_the_same_ones_are_required(tmp_p
         r"than this config's files have \(\w{8}\): pass the files",
     ):
         first(other, path)
+
+
+def test_all_processes_resume_from_what_process_0_has_chosen_at_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live run may save another checkpoint before the others look for the newest."""
+    path = small_checkpoint.write(tmp_path, 4)
+    newest, chosen = "s3://bucket/run", "s3://bucket/run/checkpoints/4"
+    fetched: list[str] = []
+
+    def fetch(url: str, *_: object) -> tuple[Path, str]:
+        fetched.append(url)
+        return path, chosen
+
+    monkeypatch.setattr(resume, "checkpoint_at_url", fetch)
+    run = config.load("demo_mlm")
+    assert setup._on_disk(newest, run, print) == (str(path), chosen)
+    monkeypatch.setattr(process_group, "process_zero_decides", lambda decide: chosen)
+    assert setup._on_disk(newest, run, print) == (str(path), chosen)
+    assert fetched == [newest, chosen]

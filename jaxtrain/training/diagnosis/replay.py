@@ -19,13 +19,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxtrain.checkpoint.pointer import ASIDE
 from jaxtrain.checkpoint.saver import CheckpointSaver
+from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models.contract import Batch
 from jaxtrain.sharding import AXES, replicated
 from jaxtrain.storage.disks import reason
-from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.run_progress import NAME, RunProgress
 from jaxtrain.training.state import State
 from jaxtrain.training.step import Metrics, TrainStep
@@ -113,7 +113,7 @@ class Replay:
             start was sure of fewer steps.
         await_save: waits until a save in the background is complete.
         say: prints a line.
-        mirror: of the run directory in a bucket, if any.
+        uploader: of a run in a bucket; None for one on disk.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Replay:
         done: int,
         await_save: Callable[[], object],
         say: Callable[[str], None],
-        mirror: Mirror | None = None,
+        uploader: Uploader | None = None,
     ) -> None:
         self._step, self._devices = step, devices
         self._checkpoints, self._run_progress = checkpoints, run_progress
-        self._await_save, self._say, self._mirror = await_save, say, mirror
+        self._await_save, self._say, self._uploader = await_save, say, uploader
         self._last_equal = (
             done if run_progress.last_equal is None else min(done, run_progress.last_equal)
         )
@@ -183,8 +183,8 @@ class Replay:
             self._checkpoints.suspect_after(self._last_equal, why)
         except OSError as error:
             problem = reason(error)
-        if self._mirror is not None:
-            problem = self._mirror.suspect_after(self._last_equal, why) or problem
+        if self._uploader is not None:
+            problem = self._uploader.suspect_after(self._last_equal, why) or problem
         if problem:
             raise InputError(
                 f"{why}; a checkpoint after step {self._last_equal}, the last one computed twice "

@@ -139,12 +139,12 @@ CRITERION = Criterion(None, None, "")
 
 
 def replays(
-    run: Path, step: Any, done: int = 0, mirror: Any = None, await_save: Any = lambda: None
+    run: Path, step: Any, done: int = 0, uploader: Any = None, await_save: Any = lambda: None
 ) -> tuple[Replay, Saved]:
     saved: Any = Saved(run)
     progress = RunProgress.read(run, CRITERION, Position(done, seen=done))
     names = ["device 0 on host a", "device 1 on host b"]
-    return Replay(step, names, saved, progress, done, await_save, print, mirror), saved
+    return Replay(step, names, saved, progress, done, await_save, print, uploader), saved
 
 
 def recorded(run: Path, done: int = 1000) -> int | None:
@@ -196,14 +196,16 @@ def test_no_launcher_resumes_from_a_checkpoint_that_cannot_be_moved(tmp_path: Pa
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]))
     with pytest.raises(InputError, match=r"after step 0, .* cannot be moved to aside/"):
         one(3, at(3), {})
-    one, _ = replays(tmp_path / "other", Stepping([1, 2], [1, 3]), mirror=Copy("no route to host"))
+    one, _ = replays(
+        tmp_path / "other", Stepping([1, 2], [1, 3]), uploader=Copy("no route to host")
+    )
     with pytest.raises(InputError, match=r"cannot be moved to aside/ \(no route to host\)"):
         one(3, at(3), {})
 
 
 def test_the_copy_in_a_bucket_is_told(tmp_path: Path) -> None:
     copy = Copy()
-    one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, mirror=copy)
+    one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, uploader=copy)
     with pytest.raises(RunAgain, match=r"after step 4, .* are in aside/: resume"):
         one(7, at(7), {})
     assert copy.moved == [4]

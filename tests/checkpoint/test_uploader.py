@@ -1,4 +1,4 @@
-"""Tests the copy of a run in a bucket, against a store in memory; real_buckets.py has real runs."""
+"""Tests a run in a bucket, against a store in memory; real_buckets.py has real runs."""
 
 import json
 import shutil
@@ -9,34 +9,34 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from checkpoint import small_checkpoint
 from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
 from program import wait_for
 
-from jaxtrain import config
-from jaxtrain.checkpoint import candidates, pointer, remote, resume
+from jaxtrain.checkpoint import pointer, resume, uploader
+from jaxtrain.checkpoint.pointer import FILES
 from jaxtrain.checkpoint.saver import CheckpointSaver
+from jaxtrain.checkpoint.store import mark_copy
+from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lease
+from jaxtrain.storage import lease, run_marker
 from jaxtrain.storage.bucket import Bucket, Unavailable
-from jaxtrain.training import mirror, run_directory
-from jaxtrain.training.mirror import Mirror
+from jaxtrain.training import run_directory
 
 BOTH = ("checkpoints", "best")
 
 
 class Run:
-    """A run without training: it saves, and is copied to a bucket."""
+    """A run without training: it saves checkpoints in a bucket."""
 
     def __init__(self, store: MemoryStore, directory: Path, resumed: str | None = "latest") -> None:
         self.said: list[str] = []
         self.bucket = Bucket("s3://bucket/run", store)
-        self.mirror = Mirror(
-            self.bucket, directory, staged=True, say=self.said.append, expires_s=0.4
-        )
+        self.uploader = Uploader(self.bucket, directory, say=self.said.append, expires_s=0.4)
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self.mirror.claim()
+        self.uploader.claim()
         self.checkpoints: CheckpointSaver | None = None
         try:
             self.start_from = resume.choose(
@@ -44,19 +44,20 @@ class Run:
                 directory,
                 directory,
                 self.said.append,
-                candidates_of=lambda run: self.mirror.candidates_of(run, self.said.append),
+                candidates_of=self.uploader.candidates,
             )
-            self.mirror.refuse_other(resumed, self.start_from)
-            self.mirror.fetch(self.start_from)
+            self.uploader.refuse_other(resumed, self.start_from)
+            self.uploader.fetch(self.start_from)
+            self.uploader.fetch_files()
         except BaseException:
             self.close()
             raise
 
     def begin(self, keep: int = 2) -> "Run":
         self.checkpoints = CheckpointSaver(
-            self.directory, keep, self.said.append, mirror=self.mirror, resumed=self.start_from
+            self.directory, keep, self.said.append, uploads=self.uploader, resumed=self.start_from
         )
-        self.mirror.start(keep, 1, None, self._resumed)
+        self.uploader.start(keep, 1, self._resumed)
         return self
 
     @property
@@ -70,7 +71,7 @@ class Run:
         self.checkpoints.wait()
 
     def finish(self) -> None:
-        self.mirror.finish(lambda: None)
+        self.uploader.finish(lambda: None)
 
     def upload(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> "Run":
         """Saves a checkpoint at each step, and waits until it is in the bucket."""
@@ -93,11 +94,11 @@ class Run:
     def close(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.close()
-        self.mirror.close()
+        self.uploader.close()
 
     def stored_in(self, folder: str) -> list[int]:
-        names = self.bucket.sizes(folder)
-        return sorted(int(Path(name).stem) for name in names if name.endswith(".json"))
+        names = map(pointer.step_of, self.bucket.names(folder))
+        return sorted(step for step in names if step is not None)
 
     @property
     def stored(self) -> list[int]:
@@ -125,11 +126,11 @@ def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin()
-    assert first.mirror.both == f"s3://bucket/run, local copies in {first.directory}"
+    assert first.uploader.url == "s3://bucket/run"
     (first.directory / "metrics.jsonl").write_text('{"step": 4}\n')
     (first.directory / "progress.json").write_text("{}")
     (first.directory / "samples").mkdir()
-    (first.directory / "samples" / "4.png").write_bytes(b"png")
+    (first.directory / "samples" / "clip_4.png").write_bytes(b"png")
     (first.directory / "notes.txt").write_text("not of the run")
     first.upload(2)
     first.upload(4, kinds=BOTH)
@@ -140,19 +141,21 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
     assert first.stored_in("best") == [4]
     assert "notes.txt" not in names
     assert not any(name.startswith(".") for name in names)  # neither locks nor leases
-    assert {name.split("/")[1].partition("-")[0] for name in first.bucket.sizes("data")} == {
+    assert {
+        name.split("/")[2].partition("-")[0] for name in first.bucket.sizes("checkpoints/files")
+    } == {
         "4",
         "6",
     }
 
     second = runs("two")
     assert second.on_disk == [6]
-    assert pointer.steps(second.directory / "best") == [4]
-    for path in ("checkpoints/6.json", "best/4.json"):
-        assert pointer.verify(second.directory / path) == ""
+    assert pointer.verify(second.directory / "checkpoints/6.json") == ""
+    assert second.uploader.has_best(4)
+    assert not second.uploader.has_best(6)
     assert (second.directory / "metrics.jsonl").read_text() == '{"step": 4}\n'
     assert (second.directory / "progress.json").read_text() == "{}"
-    assert (second.directory / "samples" / "4.png").read_bytes() == b"png"
+    assert (second.directory / "samples" / "clip_4.png").read_bytes() == b"png"
     assert any("fetching checkpoints/6 from s3://bucket/run" in line for line in second.said)
 
 
@@ -164,11 +167,11 @@ def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
     first.upload(2)
     first.close()
 
-    def away(*_: object) -> None:
+    def away(*_: object, **__: object) -> None:
         raise Unavailable("the bucket is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mirror.FileCopies, "fetch", away)
+        patched.setattr(uploader.FileCopies, "fetch", away)
         with pytest.raises(Unavailable):
             runs("two")
     second = runs("two")
@@ -176,26 +179,89 @@ def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(
     assert (second.directory / "metrics.jsonl").read_text() == "1\n"
 
 
-def test_files_are_fetched_only_if_another_machine_has_continued_the_run(
+def test_files_of_the_bucket_replace_those_of_an_abandoned_branch(
     runs: Callable[..., Run],
 ) -> None:
     first = runs("one", None).begin()
     for name in ("log.txt", "metrics.jsonl"):
         (first.directory / name).write_text("1\n")
+    (first.directory / "progress.json").write_text("old")
     first.upload(2)
     first.close()
     (first.directory / "metrics.jsonl").write_text("1\n2\n")
-    again = runs("one")
+    (first.directory / "hang-0.txt").write_text("stacks\n")
+    again = runs("one")  # killed before it uploaded these
     assert (again.directory / "metrics.jsonl").read_text() == "1\n2\n"
+    assert (again.directory / "hang-0.txt").read_text() == "stacks\n"
     again.close()
     second = runs("two").begin()
     (second.directory / "metrics.jsonl").write_text("1\n2\n")
+    (second.directory / "progress.json").write_text("new")
     second.upload(4)
     second.close()
     (first.directory / "metrics.jsonl").write_text("1\nof an abandoned branch\n")
+    (first.directory / "config.json").write_text("of an abandoned branch")
+    (first.directory / "notes.json").write_text("of a user")
     again = runs("one")
     assert again.start_from == first.directory / "checkpoints/4.json"
     assert (again.directory / "metrics.jsonl").read_text() == "1\n2\n"
+    assert (again.directory / "progress.json").read_text() == "new"
+    assert not (again.directory / "config.json").exists()
+    assert (again.directory / "notes.json").read_text() == "of a user"
+
+
+def test_the_bucket_has_the_log_of_a_start_that_ended_before_training(
+    runs: Callable[..., Run],
+) -> None:
+    first = runs("one", None)
+    (first.directory / "log.txt").write_text("the data are missing\n")
+    first.close()
+    again = runs("one")
+    (again.directory / "log.txt").write_text("the data are missing\nagain\n")
+    again.close()
+    assert (runs("two").directory / "log.txt").read_text() == "the data are missing\nagain\n"
+
+
+def test_a_start_that_is_refused_uploads_nothing(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "log.txt").write_text("1\n")
+    first.upload(2)
+    first.close()
+    (first.directory / "log.txt").write_text("2\n")
+    with pytest.raises(InputError, match="already contains checkpoints"):
+        runs("one", None)
+    assert (runs("two").directory / "log.txt").read_text() == "1\n"
+
+
+def test_nothing_of_an_earlier_run_is_in_that_of_an_empty_bucket(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "log.txt").write_text("1\n")
+    first.upload(2)
+    first.close()
+    first.bucket.delete(list(first.bucket.sizes()))
+    again = runs("one", None).begin()
+    assert again.start_from is None
+    assert not (again.directory / "log.txt").exists()
+    assert again.on_disk == []
+    assert not list((again.directory / FILES).iterdir())
+
+
+def test_samples_of_abandoned_steps_are_deleted_in_the_bucket(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin()
+    (first.directory / "samples").mkdir()
+    for step in (2, 4):
+        (first.directory / f"samples/clip_{step}.png").write_bytes(b"png")
+    first.bucket.put("samples/frame_9.txt.old", b"of a user")
+    first.upload(2)
+    (first.directory / "samples/clip_4.png").unlink()  # by a rollback
+    first.upload(3)
+    names = {name for name in first.bucket.sizes() if name.startswith("samples/")}
+    assert names == {"samples/clip_2.png", "samples/frame_9.txt.old"}
+    first.close()
+    second = runs("two").begin()
+    (second.directory / "samples/clip_2.png").unlink()
+    second.upload(4)
+    assert "samples/clip_2.png" not in second.bucket.sizes()
 
 
 def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_path: Path) -> None:
@@ -216,17 +282,16 @@ def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(
 ) -> None:
     run = runs("one", None).begin(keep=1)
     released = slow_upload(run, monkeypatch)
-    run.save(2, 3)  # which also deletes checkpoint 1 on disk, but not its files
-    assert run.on_disk == [3]
-    assert run.stored == []
+    run.save(2, 3)
+    assert run.on_disk == run.stored == []  # only the bucket completes a checkpoint
     (behind,) = [line for line in run.said if "is not uploaded" in line]
     assert "checkpoint 2 is not uploaded to s3://bucket/run (an upload is still runn" in behind
     released.set()
     run.finish()
-    assert run.stored == [3]
+    assert run.stored == run.on_disk == [3]
     assert not any("not uploaded yet" in line for line in run.said)
     run.upload(4)
-    assert [path.name[:2] for path in (run.directory / "data").iterdir()] == ["4-"]
+    assert {path.name[:2] for path in (run.directory / FILES).iterdir()} == {"3-", "4-"}
 
 
 def test_no_checkpoint_is_complete_before_its_metrics(
@@ -255,19 +320,19 @@ def test_hosts_without_a_shared_disk_complete_a_checkpoint_together(
     run = runs("one", None).begin().upload(2)
     content = (run.directory / "checkpoints/2.json").read_bytes()
     found = pointer.Pointer.parse(content, 2)
-    run.bucket.delete(list(run.bucket.sizes()))
-    other = Mirror(run.bucket, tmp_path / "two", staged=True, say=run.said.append)
+    run.bucket.delete([name for name in run.bucket.sizes() if name != run_marker.NAME])
+    other = Uploader(run.bucket, tmp_path / "two", say=run.said.append)
     shutil.copytree(run.directory, other.directory)
     shard = f"{found.data}/state/params.w/0.1"
     (other.directory / shard).parent.mkdir(parents=True)
     (other.directory / shard).write_bytes(b"a shard of the second process")
     (other.directory / "examples.1.jsonl").write_text('{"step": 2}\n')
     saves = []
-    for process, one in enumerate((run.mirror, other)):
-        one.own_disk, one._count, one._process, one._first = True, 2, process, process == 0
+    for process, one in enumerate((run.uploader, other)):
+        one._count, one._process, one._first = 2, process, process == 0
         own = pointer.Pointer.of_folder(one.directory / found.data, found.meta, found.arrays)
-        saves.append(mirror.Save(2, ("checkpoints",), found.data, own.to_json()))
-    first = threading.Thread(target=run.mirror._upload, args=(saves[0],))
+        saves.append(uploader.Save(2, ("checkpoints",), found.data, own.to_json()))
+    first = threading.Thread(target=run.uploader._upload, args=(saves[0],))
     first.start()
     first.join(1.5)  # more than the second between two looks
     assert first.is_alive()
@@ -288,7 +353,7 @@ def test_hosts_without_a_shared_disk_complete_a_checkpoint_together(
 def test_a_bucket_that_takes_nothing_ends_the_wait(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "_GIVE_UP_S", 0.5)
+    monkeypatch.setattr(uploader, "_GIVE_UP_S", 0.5)
     run = runs("one", None).begin()
 
     def fail(name: str, data: Any, sent: Callable[[int], object] = lambda count: None) -> None:
@@ -298,8 +363,10 @@ def test_a_bucket_that_takes_nothing_ends_the_wait(
     monkeypatch.setattr(run.bucket, "put", fail)
     run.save(2)
     beats: list[None] = []
-    with pytest.raises(RunAgain, match=f"checkpoint 2 is complete in {run.directory}, but not in"):
-        run.mirror.finish(lambda: beats.append(None))
+    with pytest.raises(
+        RunAgain, match="checkpoint 2 is not in s3://bucket/run, which took nothing new"
+    ):
+        run.uploader.finish(lambda: beats.append(None))
     assert beats
 
 
@@ -310,13 +377,13 @@ def test_an_unexpected_error_in_an_upload_ends_the_run(runs: Callable[..., Run])
     with pytest.raises(MemoryError, match="not enough"):
         run.finish()
     with pytest.raises(MemoryError, match="not enough"):
-        run.mirror.check()
+        run.uploader.check()
 
 
 def test_a_log_that_grows_does_not_count_as_progress(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "_GIVE_UP_S", 3.0)
+    monkeypatch.setattr(uploader, "_GIVE_UP_S", 3.0)
     run = runs("one", None).begin()
     put, logs = run.bucket.put, list[int]()
 
@@ -331,18 +398,18 @@ def test_a_log_that_grows_does_not_count_as_progress(
 
     monkeypatch.setattr(run.bucket, "put", fail)
     (run.directory / "samples").mkdir()
-    for name in ("log.txt", "samples/1.png"):
+    for name in ("log.txt", "samples/clip_1.png"):
         (run.directory / name).write_bytes(b"1")
     run.save(2)
-    with pytest.raises(RunAgain, match="checkpoint 2 is complete in"):
+    with pytest.raises(RunAgain, match="checkpoint 2 is not in s3"):
         run.finish()
     assert len(logs) > 1
 
 
 def test_an_attempt_may_take_as_long_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(mirror, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    sent = mirror._Sent()
+    monkeypatch.setattr(uploader, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sent = uploader._Sent()
     sent.begin(again=False)
     sent(1)
     now[0] = 1000.0
@@ -358,13 +425,13 @@ def test_an_attempt_may_take_as_long_as_the_one_before(monkeypatch: pytest.Monke
 def test_a_run_whose_lease_was_taken_ends(runs: Callable[..., Run]) -> None:
     run = runs("one", None).begin()
     run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
-    with run.mirror._lease._lock:
-        run.mirror._lease._renew_once()
+    with run.uploader._lease._lock:
+        run.uploader._lease._renew_once()
     with pytest.raises(lease.Lost, match="another run has taken over"):
-        run.mirror.check()
+        run.uploader.check()
     run.save(2)
-    with run.mirror._changed:  # until the thread has dropped the upload
-        assert run.mirror._changed.wait_for(lambda: not run.mirror._work, 60)
+    with run.uploader._changed:  # until the thread has dropped the upload
+        assert run.uploader._changed.wait_for(lambda: not run.uploader._work, 60)
     assert run.stored == []
     with pytest.raises(RunAgain, match="another run has taken over"):
         run.finish()
@@ -377,9 +444,9 @@ def test_a_run_that_was_paused_does_not_overwrite_the_files_of_another(
     run.bucket.put(lease.NAME, json.dumps({"run": "other", "pid": 1, "host": "b"}).encode())
     run.bucket.put("metrics.jsonl", b"of the other\n")
     (run.directory / "metrics.jsonl").write_text("1\n")
-    with run.mirror._lease._lock:
-        run.mirror._lease._renewed_at -= 100
-    run.mirror._sync_files()
+    with run.uploader._lease._lock:
+        run.uploader._lease._renewed_at -= 100
+    run.uploader._sync_files()
     found = run.bucket.get("metrics.jsonl")
     assert found is not None
     assert found.data == b"of the other\n"
@@ -391,7 +458,7 @@ def slow_upload(run: Run, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     put = run.bucket.put
 
     def wait(name: str, data: Any, *more: Any) -> None:
-        if name.startswith("data/1-"):
+        if name.startswith("checkpoints/files/1-"):
             slow.set()
             released.wait(20)
         put(name, data, *more)
@@ -406,13 +473,13 @@ def test_an_upload_that_outlives_its_run_is_abandoned(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs("one", None).begin()
-    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_S", 0.1)
     released = slow_upload(run, monkeypatch)
     run.close()
     released.set()
-    assert run.mirror._thread is not None
-    run.mirror._thread.join(20)
-    assert not run.mirror._thread.is_alive()
+    assert run.uploader._thread is not None
+    run.uploader._thread.join(20)
+    assert not run.uploader._thread.is_alive()
     assert run.stored == []
     assert not any("not uploaded yet" in line for line in run.said)
 
@@ -429,47 +496,6 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
     assert third.stored == [2]
 
 
-def test_a_start_that_is_interrupted_still_prefers_the_run_of_another_machine(
-    runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had fetched the checkpoint, and not yet moved its own aside."""
-    first = runs("one", None).begin().upload(2)
-    first.close()
-    checkpoints = CheckpointSaver(first.directory, 2)  # not uploaded
-    save(checkpoints, 8)
-    checkpoints.close()
-    second = runs("two").begin().upload(4)
-    second.close()
-
-    def killed(self: candidates.CheckpointCandidates) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(candidates.CheckpointCandidates, "adopt_disk", killed)
-        with pytest.raises(KeyboardInterrupt):
-            runs("one")
-    again = runs("one")
-    assert again.start_from == again.directory / "checkpoints/4.json"
-    assert pointer.steps(again.directory / "superseded/checkpoints") == [8]
-
-
-def test_the_bucket_of_another_run_is_refused(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """Its files would replace those of the run on the disk."""
-    first = runs("one", None).begin().upload(2)
-    first.close()
-    directory = tmp_path / "output"
-    checkpoints = CheckpointSaver(directory, 2)
-    save(checkpoints, 4)
-    checkpoints.close()
-    remote.note(directory, "s3://bucket/its-own", ["data/4-0123456789ab"])
-    other = Mirror(first.bucket, directory, staged=False, say=first.said.append)
-    with pytest.raises(
-        InputError, match=r"checkpoint\.mirror=s3://bucket/run has checkpoints, and"
-    ):
-        other.candidates_of(directory)
-    assert pointer.steps(directory / "checkpoints") == [4]
-
-
 def test_hosts_without_a_shared_disk_delete_what_earlier_starts_have_fetched(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -477,12 +503,13 @@ def test_hosts_without_a_shared_disk_delete_what_earlier_starts_have_fetched(
     directory = tmp_path / "second process"
     for step in (2, 4):
         first.upload(step)
-        other = Mirror(first.bucket, directory, staged=True, say=first.said.append)
-        other.own_disk, other._first = True, False
+        other = Uploader(first.bucket, directory, say=first.said.append)
+        other._first = False
+        mark_copy(directory, small_checkpoint.marker_of(first.bucket))
         other.fetch(directory / f"checkpoints/{step}.json")
-        other.start(1, 1, None, step)
+        other.start(1, 1, step)
         other.close()
-    assert [path.name[:2] for path in (directory / "data").iterdir()] == ["4-"]
+    assert [path.name[:2] for path in (directory / FILES).iterdir()] == ["4-"]
 
 
 def test_damage_that_only_another_host_sees_does_not_end_every_start(
@@ -493,25 +520,28 @@ def test_damage_that_only_another_host_sees_does_not_end_every_start(
     data = pointer.read(first.directory / "checkpoints/4.json").data
     first.bucket.put(f"{data}/state/_METADATA", b"damaged")
     directory = tmp_path / "second process"
-    other = Mirror(first.bucket, directory, staged=True, say=first.said.append)
-    other.own_disk, other._first = True, False
+    other = Uploader(first.bucket, directory, say=first.said.append)
+    other._first = False
     with pytest.raises(RunAgain, match=r"checkpoints/4 is damaged \(_METADATA has|_METADATA"):
         other.fetch(directory / "checkpoints/4.json")
     assert first.stored == [2]
-    assert first.stored_in("damaged/checkpoints") == [4]
+    assert list(small_checkpoint.aside(first.uploader._remote.store.place)) == [4]
 
 
 def test_a_newer_checkpoint_is_uploaded_before_a_best_one_that_fails(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best one is uploaded as soon as it can be."""
-    monkeypatch.setattr(mirror, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_S", 0.0)
     run = runs("one", None).begin()
     away = threading.Event()
-    run.refuse(lambda name: name.startswith("data/4-") and not away.is_set(), Unavailable("no"))
+    run.refuse(
+        lambda name: name.startswith("checkpoints/files/4-") and not away.is_set(),
+        Unavailable("no"),
+    )
     run.save(4, kinds=BOTH)
-    with run.mirror._changed:
-        assert run.mirror._changed.wait_for(lambda: run.mirror._failures >= 3, 60)
+    with run.uploader._changed:
+        assert run.uploader._changed.wait_for(lambda: run.uploader._failures >= 3, 60)
     run.save(6)
     wait_for(lambda: 6 in run.stored, seconds=60)
     away.set()
@@ -520,19 +550,18 @@ def test_a_newer_checkpoint_is_uploaded_before_a_best_one_that_fails(
     assert run.stored_in("best") == [4]
 
 
-def test_a_kill_before_the_last_uploads_loses_nothing(runs: Callable[..., Run]) -> None:
+def test_a_kill_before_the_last_upload_resumes_from_what_the_bucket_has(
+    runs: Callable[..., Run],
+) -> None:
+    """Here as on another machine; what was not uploaded is deleted in the cache."""
     first = runs("one", None).begin().upload(2)
+    first.refuse(lambda name: name.startswith("checkpoints/files/4-"), Unavailable("no"))
+    first.save(4)
     first.close()
-    checkpoints = CheckpointSaver(first.directory, 2)  # neither is uploaded
-    checkpoints.save(make_state(4), meta_of(4), BOTH)
-    checkpoints.save(make_state(6), meta_of(6))
-    checkpoints.close()
+    assert {path.name[:2] for path in (first.directory / FILES).iterdir()} == {"2-", "4-"}
     again = runs("one").begin()
-    assert again.start_from == first.directory / "checkpoints/6.json"
-    again.finish()
-    assert again.stored == [2, 6]
-    assert again.stored_in("best") == [4]
-    assert not again.bucket.sizes("superseded")
+    assert again.start_from == first.directory / "checkpoints/2.json"
+    assert {path.name[:2] for path in (first.directory / FILES).iterdir()} == {"2-"}
 
 
 def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..., Run]) -> None:
@@ -541,10 +570,11 @@ def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..
     first.checkpoints.last_equal = 2
     first.upload(2, 4, 6, kinds=BOTH)
     first.checkpoints.suspect_after(2, "step 7 was wrong")
-    assert first.mirror.suspect_after(2, "step 7 was wrong") == ""
-    assert first.stored == first.on_disk == [2]
-    assert first.stored_in("suspect/checkpoints") == [4, 6]
-    assert first.bucket.get("suspect/checkpoints/6.txt") is not None
+    assert first.uploader.suspect_after(2, "step 7 was wrong") == ""
+    assert first.stored == [2]
+    assert first.on_disk == []
+    reasons = small_checkpoint.aside(first.uploader._remote.store.place)
+    assert reasons == {4: "suspect: step 7 was wrong", 6: "suspect: step 7 was wrong"}
     first.save(8)  # nothing is completed after that
     first.close()
     assert first.stored == [2]
@@ -554,12 +584,13 @@ def test_checkpoints_that_may_be_wrong_are_moved_in_the_bucket(runs: Callable[..
 def test_files_outside_the_run_directory_are_not_fetched(runs: Callable[..., Run]) -> None:
     first = runs("one", None).begin().upload(2)
     first.close()
-    hidden = (".lock", ".files-due", ".in-bucket")
-    for name in ("secret.sh", "data/9-0/state/x", "samples/a.txt", *hidden):
+    users = ("secret.sh", "notes.json", "samples/a.txt", ".lock")
+    for name in ("checkpoints/files/9-0/state/x", "samples/text_2.txt", *users):
         first.bucket.put(name, b"1")
     second = runs("two")
     there = {path.name for path in second.directory.iterdir()}
-    assert there == {"checkpoints", "data", "samples", ".in-bucket"}
+    assert there == {"checkpoints", "jaxtrain-run.json", "samples"}
+    assert [path.name for path in (second.directory / "samples").iterdir()] == ["text_2.txt"]
     assert second.on_disk == [2]
 
 
@@ -567,7 +598,7 @@ def test_fetched_files_are_not_sent_back(
     runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = runs("one", None).begin()
-    for name in ("config.json", "samples/4.png", "metrics.jsonl"):
+    for name in ("config.json", "samples/clip_4.png", "metrics.jsonl"):
         (first.directory / name).parent.mkdir(exist_ok=True)
         (first.directory / name).write_text("old\n")
     first.upload(2)
@@ -582,24 +613,11 @@ def test_fetched_files_are_not_sent_back(
 
     monkeypatch.setattr(second.bucket, "put", noted)
     (second.directory / "metrics.jsonl").write_text("old\nnew\n")
-    second.mirror._upload_files()
+    second.uploader._upload_files()
     assert [name.partition("-")[0] for name in sent if "metrics" in name] == [
         "metrics.jsonl/000000000000004"
     ]
-    assert not any("4.png" in name for name in sent)
-
-
-def test_the_bucket_is_set_in_one_place() -> None:
-    run = config.load("demo_mlm")
-    both = run.override({"checkpoint.mirror": "s3://bucket/run"})
-    assert mirror.url_of(run, None) is None
-    assert mirror.url_of(run, "output/run") is None
-    assert mirror.url_of(run, "gs://bucket/run/") == "gs://bucket/run"
-    assert mirror.url_of(both, "output/run") == "s3://bucket/run"
-    with pytest.raises(InputError, match="set only one of them to a bucket"):
-        mirror.url_of(both, "s3://bucket/other")
-    with pytest.raises(InputError, match="requires --output-dir"):
-        mirror.url_of(both, None)
+    assert not any("clip_4.png" in name for name in sent)
 
 
 def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
@@ -610,10 +628,12 @@ def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
     (first.directory / "history.jsonl").write_text(line)
     first.begin().close()  # before the first save
     second = runs("two")
-    of_second = (str(second.directory), second.mirror.shown, second.mirror.fetch_file)
+    of_second = (str(second.directory), second.uploader.url, second.uploader.fetch_file)
     assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
     own = '{"event": "start", "from": "s3://bucket/run/checkpoints/8"}\n'
     (second.directory / "history.jsonl").write_text(line + own)
+    second.uploader._upload_files()
     assert run_directory.origin(*of_second) == ""
     (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
+    second.uploader._upload_files()
     assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"

@@ -1,19 +1,20 @@
-"""Copies a run's directory to a bucket while it trains, and fetches what a resume needs.
+"""Keeps a run in a bucket: fetches what a start needs, and uploads while the run trains.
 
-With ``--output-dir s3://...``, the run directory is a folder in the cache, and each process has
-one of its own, so that hosts need not share a disk. With ``checkpoint.mirror s3://...``, it is the
-``--output-dir`` on disk, which all processes share. In both, one thread uploads: first the files of
-a new checkpoint, then the run's files, then the pointer, which completes it. The run, its rollbacks
-and its next save never wait for the bucket:
+With ``--output-dir s3://...``, the bucket is the run directory. Each process has a folder in its
+cache, for one process as for several, so that hosts need not share a disk: what is there and not in
+the bucket does not count, and the next start deletes it. So a start on another machine gives what
+one on this machine gives. A checkpoint whose upload was interrupted is not complete.
+
+One thread uploads: first the files of a new checkpoint, then the run's files, then the pointer,
+which completes it. The run and its next save do not wait for the bucket:
 
 - a save that completes during an upload is not uploaded, with a warning; the next one is;
 - an upload that fails is tried again, with a warning; after three failures, a newer checkpoint
   replaces it;
-- at the end, the run waits until the last checkpoint is in the bucket.
+- before a rollback and at the end, the run waits until the last checkpoint is in the bucket.
 
-Where each process has a disk of its own, each uploads the files of its shards and then a list of
-them; process 0 waits for all lists and writes the pointer with all files. Checkpoints are complete
-in the bucket only, so a resume fetches from there.
+Each process uploads the files of its shards and then a list of them; process 0 waits for all lists
+and writes the pointer with all files.
 
 Measured for 128 MiB beside other work (benchmarks/RESULTS.md): TensorStore's driver for S3 takes 8
 to 11 s; a save on disk takes 3 s, and its upload another 5 s, for which the run does not wait.
@@ -22,7 +23,6 @@ to 11 s; a save on disk takes 3 s, and its upload another 5 s, for which the run
 import contextlib
 import dataclasses
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,36 +32,23 @@ from typing import NoReturn, Self
 
 import jax
 
-from jaxtrain import config
-from jaxtrain.checkpoint import candidates, pointer, remote, resume
-from jaxtrain.checkpoint.pointer import (
-    BEST,
-    CHECKPOINTS,
-    DAMAGED,
-    KINDS,
-    SUSPECT,
-    Damaged,
-    Pointer,
-)
+from jaxtrain.checkpoint import own_files, pointer, remote, resume
+from jaxtrain.checkpoint.candidates import CheckpointCandidates
+from jaxtrain.checkpoint.pointer import BEST, DAMAGED, KINDS, SUSPECT, Damaged, Pointer
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.saver import Save
-from jaxtrain.checkpoint.store import CheckpointStore, Folder
-from jaxtrain.data import cache
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, claim, mark_copy
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError, Problem, RunAgain
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import bucket as buckets
-from jaxtrain.storage import lease
-from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage import lease, run_marker
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
-from jaxtrain.telemetry import line_files
 from jaxtrain.terminal import Say
-from jaxtrain.training import run_directory
 
-_FILES_EVERY_S = 60.0  # between uploads of metrics, logs and samples that have changed
-# For a month, that would be 43,000 parts of each log: they are sent less often in a long run.
-_FILES_EVERY_SHARE = 0.01  # of the time since the start
+# Between uploads of metrics, logs and samples that have changed: 9,000 parts of each log a month.
+_FILES_EVERY_S = 300.0
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FAILURES = 3  # after which a newer checkpoint replaces one that cannot be uploaded
 _ANNOUNCE_S = 30.0
@@ -70,43 +57,9 @@ _GIVE_UP_S = 600.0
 _BETWEEN_TRIES_S = 5.0
 _PARTS_WITHIN_S = 60.0  # to see that another process has uploaded something
 _AT_ONCE = 8  # files
-_OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
 _BUSY = "an upload is still running"
 
 _Failures = (InputError, RunAgain, Damaged, OSError)
-
-
-def url_of(run: config.Run, output: str | None) -> str | None:
-    """Returns the URL that the run directory is copied to, if any.
-
-    Args:
-        run: the config.
-        output: ``--output-dir``.
-
-    Raises:
-        InputError: it is not the URL of a folder in a bucket, or is set in two places.
-    """
-    mirror = run.checkpoint.mirror
-    if output is not None and buckets.is_bucket(output):
-        if mirror is not None:
-            raise InputError(
-                Problem(
-                    f"checkpoint.mirror={mirror} and --output-dir {output}: set only one of them "
-                    "to a bucket",
-                    "checkpoint.mirror",
-                )
-            )
-        return buckets.normalized(output, "--output-dir")
-    if mirror is None:
-        return None
-    if output is None:
-        raise InputError(
-            Problem(
-                f"checkpoint.mirror={mirror} requires --output-dir: a resume compares the two",
-                "checkpoint.mirror",
-            )
-        )
-    return buckets.normalized(mirror, "checkpoint.mirror", or_disk=False)
 
 
 class _Sent:
@@ -143,19 +96,17 @@ class _Sent:
         return self._count / 2**20
 
 
-class Mirror:
-    """The copy of a run in a bucket. All processes create one and make the same calls.
+class Uploader:
+    """A run in a bucket. All processes create one and make the same calls.
 
     Args:
         bucket: the run's folder.
-        directory: the run directory of this process.
-        staged: whether the directory is in the cache, and each process has its own.
+        directory: the folder of this process in the cache.
         say: prints a line.
         expires_s: see :class:`jaxtrain.storage.lease.Lease`.
 
     Attributes:
         directory: see above.
-        own_disk: whether several processes each have a directory of their own.
     """
 
     def __init__(
@@ -163,16 +114,13 @@ class Mirror:
         bucket: Bucket,
         directory: Path,
         *,
-        staged: bool,
         say: Say,
         expires_s: float = lease.EXPIRES_S,
     ) -> None:
-        self.directory, self._staged = directory, staged
+        self.directory = directory
         self._bucket, self._say = bucket, say
         self._process, self._count = jax.process_index(), jax.process_count()
         self._first = self._process == 0
-        self.own_disk = staged and self._count > 1
-        self._active = self.own_disk or self._first
         self._remote = RemoteRun(bucket, say)
         self._lease = lease.Lease(bucket, say, expires_s)
         self._keep, self._every = 1, 1
@@ -187,40 +135,22 @@ class Mirror:
         self._unexpected: Exception | None = None
         self._reported: set[str] = set()
         self._files = FileCopies(bucket, directory, self._sent)
+        self._files_follow = False  # whether those on disk are those of the bucket, or newer
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._started_at = time.monotonic()
 
     @classmethod
-    def of(cls, run: config.Run, output: str | None, say: Say) -> Self | None:
-        """Returns the copy that a run asks for, if any.
+    def of(cls, output: str | None, cache_root: Path, say: Say) -> Self | None:
+        """Returns that of the run in ``--output-dir``; None if it is not the URL of a bucket.
 
         Raises:
             InputError: the URL, the package, or the environment is wrong.
         """
-        url = url_of(run, output)
-        if url is None:
+        if output is None or not buckets.is_bucket(output):
             return None
-        assert output is not None, "url_of() checks it"
-        staged = buckets.is_bucket(output)
-        directory = (
-            remote.stage(url, cache.root(run.data.cache_dir), jax.process_index())
-            if staged
-            else expanded(output).absolute()
-        )
-        return cls(Bucket(url).impatient(), directory, staged=staged, say=say)
-
-    @property
-    def shown(self) -> str | Path:
-        """Returns the run directory as a user writes it: the URL, or the folder on disk."""
-        return self.url if self._staged else self.directory
-
-    @property
-    def both(self) -> str:
-        """Describes the run directory and its copy."""
-        if self._staged:
-            return f"{self.url}, local copies in {self.directory}"
-        return f"{self.directory}, copied to {self.url}"
+        url = buckets.normalized(output, "--output-dir")
+        directory = remote.stage(url, cache_root, jax.process_index())
+        return cls(Bucket(url).impatient(), directory, say=say)
 
     @property
     def url(self) -> str:
@@ -228,47 +158,38 @@ class Mirror:
         return self._bucket.url
 
     def claim(self) -> None:
-        """Makes sure that no other run writes to the bucket.
+        """Makes sure that the bucket is this run's, and that no other run writes to it.
 
         Raises:
-            RunAgain: a live run does, or the bucket is unavailable; in all processes alike.
-            InputError: the bucket does not exist.
+            RunAgain: a live run does, or the bucket or the disk is unavailable; in all processes
+                alike.
+            InputError: the bucket does not exist, or has files of a user.
         """
 
         def acquire() -> str:
+            claim(self._remote.store.place, "--output-dir")
             self._lease.acquire()
-            return ""
+            content = self._remote.store.place.get(run_marker.NAME)
+            return "" if content is None else content.decode()
 
-        process_group.process_zero_decides(acquire)
+        marker = process_group.process_zero_decides(acquire)
+        try:
+            mark_copy(self.directory, marker)
+        except OSError as error:
+            raise disk_trouble(
+                error,
+                f"{self.directory} cannot be written",
+                "free space there, or set $JAXTRAIN_CACHE to another folder",
+            ) from error
 
-    def candidates_of(
-        self, directory: Path, say: Say | None = None
-    ) -> candidates.CheckpointCandidates:
-        """Returns where the checkpoints of the run are: on disk, in the bucket, or both.
+    def candidates(self, say: Say | None = None) -> CheckpointCandidates:
+        """Returns the checkpoints in the bucket, which become intact on disk when they are chosen.
 
         Raises:
-            InputError, RunAgain: the bucket cannot be read, or belongs to another run.
+            lease.Lost: another run has taken over.
         """
         self.check()
-        saved = candidates.CheckpointCandidates(
-            directory, say or self._say, self._remote, disk_counts=not self.own_disk
-        )
-        if saved.disk_is_behind and not self._staged and not remote.noted(directory, self.url):
-            self._refuse_two_runs(directory)
-        if saved.disk_is_behind:  # its files are fetched even if this start is interrupted now
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / run_directory.FILES_DUE).touch()
-        return saved
-
-    def _refuse_two_runs(self, directory: Path) -> None:
-        """Refuses a bucket with another run than that on the disk, whose files it would replace."""
-        steps = [step for kind in KINDS for step in pointer.steps(directory / kind)]
-        if steps:
-            raise InputError(
-                f"checkpoint.mirror={self.url} has checkpoints, and {directory} has others (newest "
-                f"step: {max(steps)}), which were never copied there: set checkpoint.mirror to an "
-                "empty folder, or to continue the run in the bucket, choose another --output-dir"
-            )
+        return CheckpointCandidates(self.directory, say or self._say, self._remote)
 
     def refuse_other(self, flag: str | None, start_from: Path | None) -> None:
         """Refuses a bucket with checkpoints that the run does not resume. All processes.
@@ -283,13 +204,13 @@ class Mirror:
 
         def check() -> str:
             if not resume.is_in(self.directory, start_from):
-                resume.check_empty(self.candidates_of(self.directory), self.url, flag, start_from)
+                resume.check_empty(self.candidates(), self.url, flag, start_from)
             return ""
 
         process_group.process_zero_decides(check)
 
     def fetch(self, start_from: Path | None) -> None:
-        """Fetches what this process lacks of the checkpoint, and of the run's other files.
+        """Fetches what this process lacks of a checkpoint. All processes.
 
         Args:
             start_from: the checkpoint that process 0 has chosen; None for a fresh start.
@@ -303,7 +224,7 @@ class Mirror:
         assert step is not None, "it is a checkpoint"
         damage = failure = ""
         try:
-            if self.own_disk and not self._first:
+            if not self._first:
                 damage = self._remote.fetch(pointer.name_of(kind, step), self.directory)
         except (InputError, RunAgain) as error:  # the others would wait for this process
             failure = str(error)
@@ -312,16 +233,21 @@ class Mirror:
             self._reject(kind, step, damages[0])
         if failures := list(filter(None, process_group.gather("fetch", failure))):
             raise RunAgain(failures[0])
-        # The files come with the checkpoint, even if a start was interrupted between the two:
-        # otherwise the run would upload metrics that begin at its resumed step.
-        due = self.directory / run_directory.FILES_DUE
-        all_due = process_group.process_zero_decides(lambda: "yes" if due.exists() else "")
-        log = self.directory / line_files.log_name(self._process)
+
+    def fetch_files(self) -> None:
+        """Makes the run's other files on disk, such as its metrics, those of the bucket.
+
+        All processes; otherwise the run would continue the files of another start, or upload
+        metrics that begin at its resumed step. A log may have more on disk: the last lines of a
+        process that was killed.
+
+        Raises:
+            InputError, RunAgain: the bucket or the disk is unavailable.
+        """
         try:
-            if self._active and (all_due or due.exists() or not log.exists()):
-                due.touch()
-                self._files.fetch(self._is_mine)
-                due.unlink()
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._files.fetch(self._is_mine, ahead=True)
+            self._files_follow = True
         except OSError as error:
             raise disk_trouble(
                 error, f"{error.filename} cannot be written", "make it writable"
@@ -340,7 +266,7 @@ class Mirror:
         )
 
     def fetch_file(self, name: str) -> None:
-        """Fetches a file of the run, if the bucket has it.
+        """Fetches a file of the run, or deletes it on disk if the bucket does not have it.
 
         Raises:
             InputError, RunAgain: the bucket or the disk is unavailable.
@@ -353,45 +279,37 @@ class Mirror:
             ) from error
 
     def has_best(self, step: int) -> bool:
-        """Whether the best checkpoint is of this step. Process 0.
+        """Whether the best checkpoint is of this step, and complete. Process 0.
 
         Raises:
             InputError, RunAgain: it is unknown.
         """
-        if not self.own_disk:
-            return pointer.is_complete(self.directory / pointer.name_of(BEST, step))
-        return step in self._remote.store.steps(BEST)
+        return self._remote.is_complete(BEST, step)
 
-    def start(self, keep: int, every: int, last_equal: int | None, resumed: int | None) -> None:
-        """Begins to copy, in a thread: first what an earlier start of the run left on disk.
+    def start(self, keep: int, every: int, resumed: int | None) -> None:
+        """Begins to upload, in a thread, and deletes what the bucket does not have from the disk.
 
         Args:
             keep: ``checkpoint.keep``.
             every: ``checkpoint.every``.
-            last_equal: the last step whose replay gave the same result, if steps are replayed.
             resumed: the step that the run continues from, if it is in its directory.
 
         Raises:
             InputError, RunAgain: the bucket or the disk does not respond.
         """
         self._keep, self._every = keep, every
-        if not self._active:
-            return
         try:
             if self._first and resumed is not None:
                 store = self._remote.store
                 _tried(lambda: store.go_back_to(resumed))  # or the first upload does it
                 _tried(store.collect)  # a kill may have interrupted the last upload
-            if self.own_disk:  # each start fetches a complete checkpoint
-                _tried(lambda: self._remote.forget(self.directory))
-            else:
-                self._work = self._left_before(last_equal)
+            _tried(lambda: self._remote.forget(self.directory))
         except OSError as error:
             raise disk_trouble(
                 error, f"{self.directory} cannot be read or written", "choose another --output-dir"
             ) from error
         self._sent.begin(again=False)
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -406,7 +324,7 @@ class Mirror:
         if self._lease.lost:
             raise lease.Lost(self._lease.lost)
 
-    # The interface of saver.Uploader.
+    # The interface of saver.Uploads.
 
     def busy(self) -> str:
         """Returns why another checkpoint cannot be uploaded now; "" if it can."""
@@ -417,8 +335,6 @@ class Mirror:
 
     def offer(self, save: Save, problem: str) -> None:
         """Begins to upload a checkpoint, unless some process is busy."""
-        if not self._active:
-            return
         with self._changed:
             self._missed |= dict.fromkeys(save.kinds, save)
             if problem:
@@ -446,8 +362,7 @@ class Mirror:
         for _ in range(2):  # what is under way, then what was missed meanwhile
             problem = ""
             try:
-                if self._active:
-                    self._wait(still_alive)
+                self._wait(still_alive)
             except RunAgain as error:
                 problem = str(error)
             # A process that ended before the others would look lost to them.
@@ -492,36 +407,18 @@ class Mirror:
             time.sleep(_BETWEEN_TRIES_S)
 
     def close(self) -> None:
-        """Copies the last lines of the files, and releases the lease."""
+        """Uploads the last lines of the files, and releases the lease."""
+        self._over.set()
+        with self._changed:
+            self._changed.notify_all()
         if self._thread is not None:
-            self._over.set()
-            with self._changed:
-                self._changed.notify_all()
             self._thread.join(_LONGEST_PAUSE_S)
-            with self._commits:  # what is still under way must not complete without the lease
-                self._stopped = True
-            if not self._lease.lost and not self._thread.is_alive():
-                self._sync_files()
+        with self._commits:  # what is still under way must not complete without the lease
+            self._stopped = True
+        still_uploads = self._thread is not None and self._thread.is_alive()
+        if self._files_follow and not self._lease.lost and not still_uploads:
+            self._sync_files()
         self._lease.release()
-
-    def _left_before(self, last_equal: int | None) -> list[Save]:
-        """Returns the newest checkpoint and the best one on disk, unless the bucket has them."""
-        disk = CheckpointStore(Folder(self.directory))
-        saves: dict[str, Save] = {}
-        for kind in (BEST, CHECKPOINTS):
-            for step in disk.steps(kind)[-1:]:
-                with contextlib.suppress(Damaged):
-                    described, content = disk.read(pointer.name_of(kind, step))
-                    stored = step in self._remote.store.steps(kind)
-                    if not stored or self._remote.store.data_folder(kind, step) != described.data:
-                        kinds = (
-                            *(saves[described.data].kinds if described.data in saves else ()),
-                            kind,
-                        )
-                        saves[described.data] = Save(
-                            step, kinds, described.data, content, last_equal
-                        )
-        return list(saves.values())
 
     def _take_missed(self) -> None:
         """Makes what was missed the next to upload; what cannot be uploaded is replaced."""
@@ -551,10 +448,9 @@ class Mirror:
                     self._say(f"waiting for the upload to {self.url} ({self._progress()})")
                 if self._sent.is_stuck():
                     raise RunAgain(
-                        f"checkpoint {self._work[0].step} is complete in {self.directory}, but not "
-                        f"in {self.url}, which took nothing new for "
-                        f"{now - self._sent.moved_at:.0f} s: fix what the warnings name, then "
-                        "resume on this machine with --resume latest"
+                        f"checkpoint {self._work[0].step} is not in {self.url}, which took nothing "
+                        f"new for {now - self._sent.moved_at:.0f} s: fix what the warnings name, "
+                        "then resume with --resume latest"
                     )
                 self._changed.wait(0.5)
         self.check()  # an upload also ends if another run has taken over
@@ -574,11 +470,11 @@ class Mirror:
     def _upload_until_over(self) -> None:
         """Uploads in a thread until the run is over."""
         pause_s = 1.0
+        self._sync_files()
         while not self._over.is_set():
             with self._changed:
                 if not self._work:
-                    age_s = time.monotonic() - self._started_at
-                    self._changed.wait(max(_FILES_EVERY_S, _FILES_EVERY_SHARE * age_s))
+                    self._changed.wait(_FILES_EVERY_S)
                 save = self._work[0] if self._work else None
             if save is None:
                 if not self._over.is_set():
@@ -642,13 +538,11 @@ class Mirror:
             self._lease.check()
         # A resume on new machines continues these files: none may be older than the checkpoint.
         self._upload_files()
-        if self.own_disk:
-            self._bucket.put(_list_of(described.data, self._process), described.to_json())
-            if not self._first:
-                return
-            described = self._together(described)
+        self._bucket.put(_list_of(described.data, self._process), described.to_json())
+        if not self._first:
+            return
+        described = self._together(described)
         self._lease.check()
-        remote.note(self.directory, self.url, [described.data])
         with self._commits:
             if self._stopped:
                 return
@@ -656,10 +550,13 @@ class Mirror:
             store.commit(save.kinds, save.step, described.to_json())
             store.retain(self._keep, self._every, save.last_equal)
             store.collect(self.in_use())
-            if self.own_disk:  # a launcher looks there for progress
-                disk = CheckpointStore(Folder(self.directory))
-                disk.commit(save.kinds, save.step, described.to_json())
-                disk.retain(1, 1)
+            # A launcher looks on the disk for progress. Only this checkpoint stays there.
+            disk = CheckpointStore(Folder(self.directory))
+            for kind in save.kinds:
+                disk.place.put(pointer.name_of(kind, save.step), described.to_json())
+            for name in list(disk.pointers()):
+                if disk.folder_of(name) != described.data:
+                    disk.place.delete(name)
 
     def _together(self, described: Pointer) -> Pointer:
         """Waits for the lists of all processes; returns a pointer with the files of all.
@@ -707,6 +604,8 @@ class Mirror:
     def _upload_files(self) -> None:
         """Uploads the files that have changed, except those that the disk does not give.
 
+        Samples of steps that were abandoned, which the run has deleted, are deleted there, too.
+
         Raises:
             InputError, RunAgain: the bucket does not take them.
         """
@@ -720,6 +619,7 @@ class Mirror:
                 continue
             except OSError as error:  # an unreadable file must not stop the uploads of checkpoints
                 self._warn(f"files of the run are not uploaded yet: {error}")
+        self._files.delete_missing("samples")
 
     def _files_of_run(self) -> Iterator[Path]:
         """Yields the files in the run directory, except those of checkpoints."""
@@ -729,18 +629,13 @@ class Mirror:
 
         for folder, inner, names in os.walk(self.directory, onerror=warn):
             if Path(folder) == self.directory:
-                inner[:] = filter(run_directory.is_own, inner)
+                inner[:] = [name for name in inner if name in own_files.FOLDERS]
             yield from (Path(folder, name) for name in names)
 
     def _is_mine(self, name: str) -> bool:
         """Whether this process copies a file of the run directory."""
-        if not run_directory.is_own(name):
-            return False
-        if not self.own_disk:
-            return True
-        match = _OF_PROCESS.fullmatch(name)
-        number = int(match[1] or match[2]) if match else 0
-        return self._process == (number if number < self._count else 0)
+        number = own_files.process_of(name)
+        return own_files.is_own(name) and self._process == (number if number < self._count else 0)
 
 
 def _tried(action: Callable[[], None]) -> None:

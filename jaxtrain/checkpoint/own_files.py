@@ -1,0 +1,41 @@
+"""Which files in a run directory are the run's own, other than its checkpoints.
+
+Only these are uploaded to a bucket, fetched from it, replaced or deleted: a user may have files of
+other names beside them.
+"""
+
+import re
+
+from jaxtrain.storage import lock
+
+FINDING_NAN = ".finding-nan"  # exists while loop.find_nan examines a step
+
+HERE = (lock.NAME, FINDING_NAN, ".pod-restarts", ".slurm-restarts")
+"""Files of this machine, which no bucket has; the last two are of launchers."""
+
+# What a run, its launcher, its report and its trackers write.
+_FILE = re.compile(
+    r"(config|progress)\.json|(metrics|history)\.jsonl|report\.html"
+    r"|(examples|bad_steps|quarantine)(\.\d+)?\.jsonl|(log|doctor)(\.\d+)?\.txt|hang-\d+\.txt"
+    r"|samples/[a-z0-9_]+_\d+\.(png|mp4|txt)|tensorboard/(.+/)?events\.out\.tfevents\.[^/]+"
+    r"|trackers/[a-z]+\.json|(profile|wandb)/.+"
+)
+_OF_PROCESS = re.compile(r"(?:\w+[.-](\d+)\.\w+|profile/process-(\d+)/.*)")
+
+FOLDERS = ("samples", "tensorboard", "trackers", "profile", "wandb")
+"""Folders of such files."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a path in a run directory is of such a file.
+
+    Not that of a file in the making, with a dot before its name.
+    """
+    hidden = name.rpartition("/")[2].startswith(".")
+    return not hidden and _FILE.fullmatch(name) is not None
+
+
+def process_of(name: str) -> int:
+    """Returns the process that writes such a file, by its name: 0 if the name has no number."""
+    match = _OF_PROCESS.fullmatch(name)
+    return int(match[1] or match[2]) if match else 0
