@@ -14,6 +14,7 @@ from jaxtrain.checkpoint.pointer import (
     DATA,
     EVERY_KIND,
     KINDS,
+    STATE,
     Damaged,
     Pointer,
 )
@@ -26,6 +27,15 @@ from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.terminal import Say
 
+INDEX, INDEX_DATA = "manifest.ocdbt", "d"
+"""In the folder of the arrays: what Orbax makes of the files of all processes to find them.
+
+Each process of a run in a bucket has only its own files. So these are not in the bucket, and are
+made where a checkpoint is fetched. They are small: the arrays themselves are in the files of the
+processes.
+"""
+
+_OF_PROCESS = "ocdbt.process_"  # begins the names of folders with the files of a process
 _AT_ONCE = 8  # files
 
 
@@ -65,6 +75,12 @@ class RemoteRun:
         try:
             wanted, content = self.store.read(kind, step)
             self._fetch_files(wanted, f"{kind}/{step}", run_dir)
+            if any(name.startswith(f"{STATE}/{_OF_PROCESS}") for name in wanted.files) and (
+                f"{STATE}/{INDEX}" not in wanted.files  # of a run on disk that was copied there
+            ):
+                from jaxtrain.checkpoint import orbax_compat  # takes a second
+
+                orbax_compat.index_arrays(run_dir / wanted.data / STATE)
             path = run_dir / pointer.name_of(kind, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
