@@ -13,6 +13,7 @@ from jaxtrain.checkpoint import own_files, pointer
 from jaxtrain.checkpoint.pointer import (
     CHECKPOINTS,
     KINDS,
+    STATE,
     Damaged,
     Pointer,
 )
@@ -25,6 +26,15 @@ from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.terminal import Say
 
+INDEX, INDEX_DATA = "manifest.ocdbt", "d"
+"""In the folder of the arrays: what Orbax makes of the files of all processes to find them.
+
+Each process of a run in a bucket has only its own files. So these are not in the bucket, and are
+made where a checkpoint is fetched. They are small: the arrays themselves are in the files of the
+processes.
+"""
+
+_OF_PROCESS = "ocdbt.process_"  # begins the names of folders with the files of a process
 _AT_ONCE = 8  # files
 
 
@@ -63,6 +73,12 @@ class RemoteRun:
         try:
             wanted, content = self.store.read(name)
             self._fetch_files(wanted, name.removesuffix(".json"), run_dir)
+            if any(file.startswith(f"{STATE}/{_OF_PROCESS}") for file in wanted.files) and (
+                f"{STATE}/{INDEX}" not in wanted.files  # of a run on disk that was copied there
+            ):
+                from jaxtrain.checkpoint import orbax_compat  # takes a second
+
+                orbax_compat.index_arrays(run_dir / wanted.data / STATE)
             path = run_dir / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)

@@ -178,7 +178,7 @@ class CheckpointSaver:
         self._args = ocp.args
         self._votes = Votes(store, SAVE_TIMEOUT_S)
         self._checkpointer = orbax_compat.checkpointer(
-            own_disk=uploads is not None and jax.process_count() > 1,
+            own_disk=uploads is not None,
             timeout_s=SAVE_TIMEOUT_S,
             barrier=self._votes.barrier,
         )

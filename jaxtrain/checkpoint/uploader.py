@@ -509,15 +509,17 @@ class Uploader:
 
     def _upload(self, save: Save) -> None:
         described = Pointer.parse(save.content, save.step)
-        if not self._first:
-            # Process 0 has its own of the files that describe the arrays.
-            state = f"{pointer.STATE}/"
-            files = {
-                name: about
-                for name, about in described.files.items()
-                if name.startswith(state) and "/" in name.removeprefix(state)
-            }
-            described = dataclasses.replace(described, files=files)
+        # The index of the arrays is made where they are fetched. Process 0 has its own of the other
+        # files that describe them.
+        state = f"{pointer.STATE}/"
+        index = (f"{state}{remote.INDEX}", f"{state}{remote.INDEX_DATA}/")
+        files = {
+            name: about
+            for name, about in described.files.items()
+            if not name.startswith(index)
+            and (self._first or (name.startswith(state) and "/" in name.removeprefix(state)))
+        }
+        described = dataclasses.replace(described, files=files)
         stored = self._bucket.sizes(described.data)
 
         def send(name: str) -> None:

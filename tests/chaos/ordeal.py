@@ -151,7 +151,7 @@ class Ordeal:
             self._directory = remote.stage(self._output, cache)
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
         self._stored = None
-        if server is not None and plan.processes > 1:  # each disk has only a part of a checkpoint
+        if server is not None:  # its checkpoints count, not those in the caches
             run = self._output.rpartition("/")[2]
             self._stored = Stored(server, run, place / "damaged")
         self._striker = Striker(self._watch, self._disk, self._stored)
@@ -262,8 +262,6 @@ class Ordeal:
             if disk.exists():  # it was killed before it had written anything
                 shutil.rmtree(disk)
             self._outcome.hits[-1].done += f"; disk of process {process} lost"
-            if self._stored is None:  # the damage was on that disk
-                self._striker.to_be_found.clear()
 
     def _reach(self, fault: Fault) -> bool:
         """Waits for the fault's moment; returns False if the run ends first."""
@@ -346,7 +344,7 @@ class Ordeal:
     def _copy_newest(self) -> None:
         """Copies the newest complete checkpoint, to compare it at the end."""
         if self._stored is not None:
-            return  # each disk has only a part of it
+            return  # the bucket is judged at the end
         for step in reversed(self._watch.complete()):
             if step in self._striker.damaged:
                 continue
@@ -425,7 +423,7 @@ class Ordeal:
         wanted = pointer.steps(self._undisturbed.directory / "best")
         if STEPS not in steps:
             self._problems.append(f"no checkpoint of the last step, only {steps}")
-        damaged = self._striker.damaged if self._stored is not None else set()
+        damaged = self._striker.damaged
         if best != wanted and not damaged and not _fills(self._plan):
             self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
         for kind, numbers in (("checkpoints", steps), ("best", best)):
@@ -434,8 +432,6 @@ class Ordeal:
                     self._problems.append(f"{kind}/{step} in the bucket is damaged: {why}")
                 else:
                     self._compare_arrays(copy / "fetched" / kind / f"{step}.json")
-        for copied in self._copies:
-            self._compare_arrays(copied)
         # A start that ended before it uploaded its log has reported on the console only.
         log = (self._place / "launcher.txt").read_text(errors="replace")
         found_damaged = set(re.findall(r"checkpoint (?:\S*/)?(\d+) (?:is damaged|cannot be)", log))

@@ -24,8 +24,7 @@ _MEASURED = (
 )
 # Parts of the names of files that exist only while something is written or deleted.
 _TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".part", ".tmp")
-# Hidden files of a run, and those of checkpoints in zarr's own format, on disks of their own.
-_HIDDEN = (".lock", ".zarray", ".zattrs", ".zgroup")
+_LOCK = ".lock"
 
 
 @dataclass
@@ -66,7 +65,7 @@ def leftovers(directory: Path) -> list[str]:
     for path in sorted(directory.rglob("*")):
         if any(path.is_relative_to(folder) for folder in damaged):
             continue
-        hidden = path.name.startswith(".") and path.name not in _HIDDEN
+        hidden = path.name.startswith(".") and path.name != _LOCK
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
     return found
