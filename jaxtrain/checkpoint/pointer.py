@@ -45,7 +45,9 @@ CHECKPOINTS, BEST = "checkpoints", "best"
 KINDS = (CHECKPOINTS, BEST)
 SUPERSEDED, DAMAGED, SUSPECT = "superseded", "damaged", "suspect"
 ASIDES = (SUPERSEDED, DAMAGED, SUSPECT)
-EVERY_KIND = (*KINDS, *(f"{aside}/{kind}" for aside in ASIDES for kind in KINDS))
+BAD_STEP = f"{SUSPECT}/bad_steps"
+"""Folder of states before a bad step with its batch, for ``find-nan``; no resume uses them."""
+EVERY_KIND = (*KINDS, *(f"{aside}/{kind}" for aside in ASIDES for kind in KINDS), BAD_STEP)
 DATA = "data"
 STATE = "state"  # folder of the arrays, in that of a checkpoint
 
@@ -224,7 +226,8 @@ def steps(folder: Path) -> list[int]:
 def run_of(path: Path) -> Path:
     """Returns the run directory of a pointer on disk."""
     above = path.parent.parent
-    return above.parent if above.name in ASIDES and path.parent.name in KINDS else above
+    is_aside = above.name in ASIDES and path.parent.name in (*KINDS, Path(BAD_STEP).name)
+    return above.parent if is_aside else above
 
 
 def read(path: Path) -> Pointer:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxtrain.checkpoint.pointer import (
+    BAD_STEP,
     BEST,
     CHECKPOINTS,
     DATA,
@@ -209,10 +210,16 @@ class CheckpointStore:
         they would count as the newest.
 
         Args:
-            kinds: ``checkpoints``, ``best``, or both; later steps in the others stay.
+            kinds: ``checkpoints``, ``best``, or both; later steps in the others stay. Or
+                :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`, whose reason is in the metadata.
             step: completed steps.
             content: of the pointer.
         """
+        if BAD_STEP in kinds:
+            why = Pointer.parse(content, step).meta["bad_step"]
+            self.place.put(f"{BAD_STEP}/{step}.txt", f"{why}\n".encode())
+            self._put(name_of(BAD_STEP, step), content)
+            return
         for kind in kinds:
             for later in self.steps(kind):
                 if later > step:

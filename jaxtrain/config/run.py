@@ -190,10 +190,6 @@ class Loop:
     steps. 120 costs about 1% of the time, and the memory for a second state. After a difference,
     the run exits with code 75, and resumes from the newest checkpoint up to the last equal results.
     GPUs require deterministic. None turns it off."""
-    find_nan: bool = False
-    """At the first bad step with NaN/Inf of each start, compute the step again with a check after
-    each operation, to find the line of the model and the operation that computes the first NaN. It
-    takes two to three times as long to compile as the step, and may need more device memory."""
     max_hours: bounds.Positive | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the

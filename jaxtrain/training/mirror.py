@@ -35,6 +35,7 @@ import jax
 from jaxtrain import config
 from jaxtrain.checkpoint import candidates, pointer, remote, resume
 from jaxtrain.checkpoint.pointer import (
+    BAD_STEP,
     BEST,
     CHECKPOINTS,
     DAMAGED,
@@ -528,7 +529,7 @@ class Mirror:
         saves: dict[str, Save] = {}
         if self._missed:  # of what they replace, the best one may still be the best
             self._missed = {kind: save for save in self._work for kind in save.kinds} | self._missed
-        for kind in KINDS:
+        for kind in (*KINDS, BAD_STEP):
             if kind in self._missed:
                 save = self._missed[kind]
                 kinds = (*(saves[save.data].kinds if save.data in saves else ()), kind)

@@ -55,20 +55,20 @@ FILES = {
     "damaged/": "pointers of checkpoints that were found to be damaged when the run resumed, each "
     "with the reason in a text file",
     "suspect/": "pointers after the last step that `loop.replay_every` has computed twice with the "
-    "same result, moved when a device computed a wrong one",
+    "same result, moved when a device computed a wrong one; in `bad_steps/`, the state before the "
+    "first of the bad steps with NaN/Inf that ended the run, with its batch, for `jaxtrain "
+    "find-nan`",
     "progress.json": "the validations so far, from which a resumed run knows the best one, and the "
     "last step that was computed twice with equal results",
     ".in-bucket": "the checkpoints that were given to the bucket or fetched from it",
     ".files-due": "present until the metrics and logs are fetched from the bucket, too",
-    ".finding-nan": "present while `loop.find_nan` examines a step: a start that finds it does not "
-    "try again",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is damaged or too short, with the reason; clips that contain "
     "damage are never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
     "ends",
-    "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "
-    "began; `step` is the number of completed steps before it: 2 for what the console calls step 3",
+    "bad_steps.jsonl": "skipped steps and their examples; `step` is the number of completed steps "
+    "before it: 2 for what the console calls step 3",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
@@ -81,7 +81,6 @@ FILES = {
 }
 """The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 
-FINDING_NAN = ".finding-nan"  # exists while loop.find_nan examines a step
 FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of the files
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
@@ -92,7 +91,7 @@ _OWN = re.compile(
 )
 # Of this machine: never copied to a bucket or from one.
 _HERE = (
-    *(lock.NAME, FILES_DUE, FINDING_NAN, IN_BUCKET),
+    *(lock.NAME, FILES_DUE, IN_BUCKET),
     *(".pod-restarts", ".slurm-restarts"),  # of launchers
 )
 _REPORT = "report.html"
