@@ -182,7 +182,7 @@ def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: floa
     story.begin(bad_updates="off")
     for _ in range(5):
         story.step()
-    # The sixth, which is not logged. Another one would change the state before it is known to be bad.
+    # The sixth, which is not logged. Another step would change the state, which is saved.
     with pytest.raises(InputError, match=rf"step 6 is bad: loss {loss}, gradient norm 2 "):
         story.step(loss)
 

@@ -3,122 +3,23 @@
 import dataclasses
 import re
 import sysconfig
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from training import toy
+from training.diagnosis.faulty import ROWS, WIDTH, Config, line
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.models.contract import Model, ModelConfig
-from jaxtrain.ops import layers, per_device
+from jaxtrain.ops import per_device
 from jaxtrain.sharding import ShardingRule, batch_sharding, replicated
 from jaxtrain.training.diagnosis import nan_origin
 from jaxtrain.training.diagnosis.nan_origin import Origin
 from jaxtrain.training.state import ModelDefinition
 from jaxtrain.training.step import build_gradients
-
-LAYERS, WIDTH, ROWS = 4, 8, 16
-
-
-class Faulty(Model):
-    """A linear model with a fault of some kind, in examples that the batch marks as bad."""
-
-    def __init__(self, kind: str, rngs: nnx.Rngs) -> None:
-        self.kind = kind
-        self.first = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
-        self.layers_LHH = nnx.Param(jnp.stack([jnp.eye(WIDTH)] * LAYERS))
-        self.scale = nnx.Param(jnp.ones((1, WIDTH)))
-
-    def loss(self, batch: dict[str, jax.Array], keys_B: jax.Array) -> Any:
-        del keys_B
-        x_BH, bad_B1 = self.first(batch["x"]), batch["bad"][:, None].astype(self.scale.dtype)
-        x_BH = getattr(self, self.kind)(x_BH, bad_B1) * self.scale
-        error_B = jnp.square(x_BH).mean(-1)
-        return error_B.sum(), jnp.float32(ROWS), {}
-
-    def fine(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        return x_BH
-
-    def forward(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        return x_BH * ((1 - bad_B1) / (1 - bad_B1))  # in forward
-
-    def within(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        @jax.checkpoint
-        @jax.jit
-        def inside(x_BH: jax.Array) -> jax.Array:
-            return jnp.log(x_BH * 0 + 1 - 2 * bad_B1)  # in within
-
-        return inside(x_BH)
-
-    def backward(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        return x_BH + jnp.sqrt(x_BH * 0 + 1 - bad_B1)  # in backward
-
-    def scanned(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        def layer(x_BH: jax.Array, of_layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            number, weight_HH = of_layer
-            x_BH = x_BH @ weight_HH  # in scanned
-            return x_BH / (1 - bad_B1 * (number == 2)), None  # the next layer adds Inf - Inf
-
-        return jax.lax.scan(layer, x_BH, (jnp.arange(LAYERS), self.layers_LHH[...]))[0]
-
-    def looped(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        stopped_BH = jax.lax.stop_gradient(x_BH)
-        return (
-            x_BH
-            + jax.lax.while_loop(
-                lambda of: of[0] < 5,
-                lambda of: (of[0] + 1, of[1] / (1 - bad_B1 * (of[0] == 3))),
-                (0, stopped_BH),
-            )[1]
-        )
-
-    def mask(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        hidden_H = jnp.arange(WIDTH)[None] > 5
-        x_BH = jnp.where(hidden_H, -jnp.inf, x_BH) + jnp.log(1.0 - hidden_H)
-        return jax.nn.softmax(x_BH / 1.5) / (1 - bad_B1)  # in mask
-
-    def masked(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        hidden_BH = (jnp.arange(WIDTH)[None] > 5) | (bad_B1 > 0)
-        x_BH = jnp.where(hidden_BH, -jnp.inf, x_BH)
-        return jax.nn.softmax(x_BH)  # in masked
-
-    def where(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        never_BH = jnp.log(jax.lax.stop_gradient(x_BH) * 0 - 1)  # in where
-        return jnp.where(bad_B1 > 5, never_BH, x_BH) / (1 - bad_B1)
-
-    def in_ops(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        one_1H = jnp.ones((1, WIDTH))
-        return layers.layer_norm(x_BH * (1 - bad_B1), one_1H, one_1H, eps=0.0)  # in in_ops
-
-    def with_shard_map(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        x_BH = layers.add_shared(x_BH, self.scale[0])  # a shard_map on GPUs, in the backward pass
-        return x_BH * ((1 - bad_B1) / (1 - bad_B1))  # in with_shard_map
-
-    def large(self, x_BH: jax.Array, bad_B1: jax.Array) -> jax.Array:
-        return jnp.square(x_BH) * 1e15
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(ModelConfig):
-    """The model's config."""
-
-    kind: str
-    freeze: tuple[str, ...] = ()
-
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        return Faulty(self.kind, rngs)
-
-    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            "x": jax.ShapeDtypeStruct((batch_size, WIDTH), jnp.float32),
-            "bad": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
-        }
 
 
 def _placed(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -171,13 +72,6 @@ class Examined:
             {name: _placed(array, batch_sharding(self.mesh)) for name, array in batch.items()},
             48,
         )
-
-
-def line(kind: str) -> str:
-    """Returns the place of a marked line of this file, as it is printed."""
-    lines = Path(__file__).read_text().splitlines()
-    (number,) = [at for at, text in enumerate(lines, 1) if text.endswith(f"# in {kind}")]
-    return f"tests/training/diagnosis/{Path(__file__).name}:{number}"
 
 
 UNLESS = ", unless a later operation masks it; "
