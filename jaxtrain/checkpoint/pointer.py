@@ -9,6 +9,8 @@ In a run directory, and below the URL of a run in a bucket::
                                the same two folders again, of checkpoints that do not count: those
                                abandoned by a resume from an earlier step, damaged ones, and those
                                that a device may have computed wrongly (``loop.replay_every``)
+    suspect/bad_steps/<step>.json
+                               the same, of the state before a bad step, with its batch
     data/<step>-<id>/state/    every array by its dotted name, "params.encoder.0.kernel", except
                                those that the model reads from files, as Orbax writes them
     data/<step>-<id>/NAME      files added by the data, such as tokenizer.json

@@ -6,12 +6,12 @@ versions, the step, and the examples seen.
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.checkpoint import saver
-from jaxtrain.checkpoint.pointer import BAD_STEP, BEST, CHECKPOINTS
+from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.config.gates import Gate
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
@@ -149,26 +149,6 @@ class SavePolicy:
                 raise _save_failed("the last state is not saved", failure)
             self._say(f"retrying the last save in {BETWEEN_TRIES_S:g} s")
             time.sleep(BETWEEN_TRIES_S)
-
-    def keep_bad_step(
-        self, position: Position, state: State, arrays: Mapping[str, Any], why: str
-    ) -> None:
-        """Saves the state before a bad step where no resume finds it, and waits.
-
-        Args:
-            position: of the run before the step.
-            state: likewise.
-            arrays: of the step, such as its batch.
-            why: the message about it.
-
-        Raises:
-            SaveFailed: it cannot be saved.
-        """
-        self.await_save()
-        meta = self._meta.to_dict() | position.to_meta() | {"bad_step": why}
-        saved = saved_part(state, self._file_weights)
-        self._checkpoints.save(saved, meta, (BAD_STEP,), arrays)
-        self._checkpoints.wait()
 
     def _start(
         self, position: Position, state: State, best: Best | None, *, regular: bool = True

@@ -31,7 +31,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
 from jaxtrain.optim.build import rate_flag, warmup_steps
-from jaxtrain.sharding import make_mesh
+from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
@@ -543,9 +543,12 @@ def open_step(
     assert state is not None, "it was not taken before"
     shown = directory.path if mirror is None else mirror.shown
     keep = bad_step.Keeper(
-        save_policy,
-        directory.mesh,
+        checkpoints,
+        first.meta,
+        built.saved,
+        batch_sharding(directory.mesh),
         run_summary.find_nan_command(invocation.program(), flags.config, shown),
+        save_policy.await_save,
         (lambda: None) if mirror is None else functools.partial(mirror.finish, lambda: None),
         say,
     )

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, same_run
 from jaxtrain.checkpoint.restore import restore
+from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config import mesh_fit, record
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import text, video  # noqa: F401  defines the configs of data
@@ -29,7 +30,7 @@ from jaxtrain.models.contract import Batch
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.training.diagnosis import nan_origin
 from jaxtrain.training.first_state import weights_from_files
-from jaxtrain.training.save_policy import SavePolicy
+from jaxtrain.training.save_policy import RunMeta
 from jaxtrain.training.state import State, checksums, with_values
 from jaxtrain.training.step import build_gradients
 from jaxtrain.training.step_setup import StepSetup, build_without_data
@@ -53,27 +54,29 @@ class BadStep(NamedTuple):
     what: str
 
 
+@dataclasses.dataclass(frozen=True)
 class Keeper:
     """Saves a bad step.
 
-    Args:
-        save_policy: of the run.
-        mesh: over all devices.
+    Attributes:
+        checkpoints: writes it.
+        meta: metadata of the run's checkpoints.
+        target: shapes and shardings of what a checkpoint stores of the state.
+        batches: sharding of a batch.
         command: what examines the saved step.
+        await_save: waits for an earlier save, whose failure was reported.
         finish: waits for a copy in a bucket.
         say: prints a line.
     """
 
-    def __init__(
-        self,
-        save_policy: SavePolicy,
-        mesh: jax.sharding.Mesh,
-        command: str,
-        finish: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._save_policy, self._mesh = save_policy, mesh
-        self._command, self._finish, self._say = command, finish, say
+    checkpoints: CheckpointSaver
+    meta: RunMeta
+    target: State
+    batches: jax.sharding.Sharding
+    command: str
+    await_save: Callable[[], object]
+    finish: Callable[[], object]
+    say: Callable[[str], None]
 
     def __call__(self, bad: BadStep, state: State) -> str:
         """Saves a bad step; returns the command that examines it, or "" if it cannot be saved.
@@ -89,20 +92,22 @@ class Keeper:
             state,
             examples_seen=placed(bad.position.seen),
             skip_step=state.skip_step | {"bad_in_a_row": placed(bad.in_a_row)},
+            extras={name: state.extras[name] for name in self.target.extras},
         )
         rows = jax.tree.leaves(bad.batch)[0].shape[:1]
-        ids_B = jax.make_array_from_process_local_data(
-            batch_sharding(self._mesh), np.asarray(bad.ids, np.uint32), rows
-        )
+        ids = np.asarray(bad.ids, np.uint32)
+        ids_B = jax.make_array_from_process_local_data(self.batches, ids, rows)
+        meta = self.meta.to_dict() | bad.position.to_meta() | {"bad_step": bad.what}
+        self.await_save()
         try:
-            self._save_policy.keep_bad_step(
-                bad.position, before, {"batch": bad.batch, "ids": ids_B}, bad.what
-            )
-            self._finish()
+            arrays = {"batch": bad.batch, "ids": ids_B}
+            self.checkpoints.save(before, meta, (pointer.BAD_STEP,), arrays)
+            self.checkpoints.wait()
+            self.finish()
         except RunAgain as error:
-            self._say(f"warning: the bad step is not saved for find-nan: {error}")
+            self.say(f"warning: the bad step is not saved for find-nan: {error}")
             return ""
-        return self._command
+        return self.command
 
 
 @dataclasses.dataclass(frozen=True)
