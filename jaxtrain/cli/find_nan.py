@@ -11,7 +11,7 @@ from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.cli import commands
 from jaxtrain.data import cache
 from jaxtrain.errors import InputError
-from jaxtrain.storage import atomic, bucket
+from jaxtrain.storage import atomic, bucket, run_marker
 
 
 def main(flags: commands.FindNan) -> int:
@@ -81,31 +81,32 @@ def _bad_step_of(run: Path) -> Path:
     if bucket.is_bucket(str(run)):
         url = bucket.normalized(str(run), "RUN")
         with remote.reading(url, cache.root(None), terminal.say) as (stored, local):
-            step = _newest(stored.store, url)
-            if damage := stored.fetch(pointer.BAD_STEP, step, local):
+            name = _newest(stored.store, url)
+            if damage := stored.fetch(name, local):
                 raise InputError(f"find-nan {url}: the saved step is damaged: {damage}")
             stored.forget(local)
-        return local / pointer.name_of(pointer.BAD_STEP, step)
+        return local / name
     directory = atomic.expanded(run).absolute()
     if not directory.is_dir():
         raise InputError(f"find-nan {run}: no such folder; pass a run directory")
-    if not (directory / "config.json").is_file():
-        raise InputError(f"find-nan {run}: this folder has no config.json; pass a run directory")
-    step = _newest(CheckpointStore(Folder(directory)), str(run))
-    return directory / pointer.name_of(pointer.BAD_STEP, step)
+    if not (directory / run_marker.NAME).is_file():
+        raise InputError(f"find-nan {run}: this folder is not a run; pass a run directory")
+    return directory / _newest(CheckpointStore(Folder(directory)), str(run))
 
 
-def _newest(store: CheckpointStore, shown: str) -> int:
-    saved: dict[int, str] = {}
-    for step in store.steps(pointer.BAD_STEP):
-        try:
-            saved[step] = store.read(pointer.BAD_STEP, step)[0].saved
-        except pointer.Damaged as why:
-            name = pointer.name_of(pointer.BAD_STEP, step)
-            raise InputError(f"find-nan {shown}: {name} cannot be used: {why}") from None
+def _newest(store: CheckpointStore, shown: str) -> str:
+    """Returns the name of the pointer of the bad step that was saved last."""
+    saved: dict[str, str] = {}
+    for aside in store.asides():
+        if store.why_aside(aside).startswith(pointer.BAD_STEP):
+            name = f"{pointer.ASIDE}/{aside}.json"
+            try:
+                saved[name] = store.read(name)[0].saved
+            except pointer.Damaged as why:
+                raise InputError(f"find-nan {shown}: {name} cannot be used: {why}") from None
     if not saved:
         raise InputError(
             f"find-nan {shown}: this run has saved no bad step; a run saves one when bad steps "
             "with NaN/Inf end it: with --optim.bad_updates off, the first one does"
         )
-    return max(saved, key=lambda step: (saved[step], step))
+    return max(saved, key=lambda name: (saved[name], name))

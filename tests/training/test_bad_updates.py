@@ -89,8 +89,8 @@ def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
     assert ended.returncode == 2
     assert "2 bad steps in a row at step" in ended.stderr
     assert ended.stderr.count("\n") == 1
-    (saved,) = (place / "hopeless" / pointer.BAD_STEP).glob("*.txt")
-    assert re.match(r"step \d+ is bad: ", saved.read_text())
+    (saved,) = (place / "hopeless" / pointer.ASIDE).glob("*.txt")
+    assert re.match(r"bad step: step \d+ is bad: ", saved.read_text())
     assert re.search(
         r"times: lower --optim\.peak_lr, or find the cause with: \S+ find-nan hopeless",
         ended.stderr,

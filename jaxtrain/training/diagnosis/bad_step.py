@@ -2,8 +2,7 @@
 
 A bad step changes neither parameters nor optimizer. So at the end of such a run, the state is the
 one before the first of the bad steps in a row, except for the number of examples seen and of bad
-steps. It is saved with the batch as a checkpoint that no resume finds
-(:data:`jaxtrain.checkpoint.pointer.BAD_STEP`).
+steps. It is saved with the batch as a checkpoint in ``aside/``, from which no resume starts.
 """
 
 import dataclasses

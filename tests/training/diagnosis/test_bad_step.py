@@ -109,6 +109,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def saved_step(directory: Path) -> Path:
+    (path,) = (directory / pointer.ASIDE).glob("*.json")
+    assert path.with_suffix(".txt").read_text().startswith("bad step: step ")
+    return path
+
+
 def ended(place: Path, name: str) -> Ended:
     return Ended(*json.loads((place / "ended.json").read_text())[name])
 
@@ -146,7 +152,7 @@ def test_a_planted_nan_is_found_after_the_run(place: Path, name: str, devices: i
 
 
 def test_the_saved_state_is_the_one_before_the_step_with_its_batch(place: Path) -> None:
-    saved = arrays_of(place / "forward-1" / pointer.name_of(pointer.BAD_STEP, 2))
+    saved = arrays_of(saved_step(place / "forward-1"))
     batch = {name: saved.pop(name) for name in list(saved) if name.startswith("batch.")}
     ids = saved.pop("ids")
     before = arrays(place / "before")
@@ -167,7 +173,7 @@ def test_the_first_of_several_bad_steps_is_saved(place: Path, name: str, words: 
     content = found(place, name, 1)
     assert content["bad_step"].startswith("step 1 is bad: ")
     assert [example["position"] for example in content["examples"]] == [0, 1, 2]
-    saved = arrays_of(place / name / pointer.name_of(pointer.BAD_STEP, 0))
+    saved = arrays_of(saved_step(place / name))
     assert (saved["step"], saved["examples_seen"], saved["skip_step.bad_in_a_row"]) == (0, 0, 0)
 
 
@@ -180,7 +186,7 @@ def test_a_run_that_rollbacks_did_not_help(place: Path) -> None:
     assert content["step"] == 2
     assert "Inf in loss" in content["origin"] or "NaN in loss" in content["origin"]
     bad = list(map(json.loads, (place / "diverged" / "bad_steps.jsonl").read_text().splitlines()))
-    saved = arrays_of(place / "diverged" / pointer.name_of(pointer.BAD_STEP, 1))
+    saved = arrays_of(saved_step(place / "diverged"))
     assert saved["examples_seen"] == bad[-1]["position"]  # of the last streak
     checkpoint = arrays(place / "diverged")
     for name in checkpoint:
@@ -198,13 +204,13 @@ def test_a_step_that_debug_refuses_is_saved(place: Path) -> None:
 def test_nothing_in_the_run_is_changed_and_no_resume_uses_it(place: Path) -> None:
     directory = place / "forward-2"
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    aside = f"forward-2/{pointer.BAD_STEP}/2"
+    aside = saved_step(directory).relative_to(place).with_suffix("")
     shown, refused, again, resumed, listed = commands(
         place,
         4,
         [
             find("forward-2", 1),
-            train("third", "--resume", aside),
+            train("third", "--resume", str(aside)),
             ["find-nan", "before", "--config", FAULTY],
             train("forward-2", "--optim.accumulate", "2", "--resume", "latest"),
             ["checkpoints", "forward-2"],
@@ -216,11 +222,11 @@ def test_nothing_in_the_run_is_changed_and_no_resume_uses_it(place: Path) -> Non
     assert "find-nan before: this run has saved no bad step; a run saves one when" in again.errors
     assert resumed.code == 0, resumed.errors
     assert "starting from scratch" in resumed.out
-    left = {path for path in before if "suspect" in path.parts or "data" in path.parts}
+    left = {path for path in before if {pointer.ASIDE, "files"} & {*path.parts}}
+    assert len(left) > 3
     for path in left:  # also after the saves of the resumed run
         assert path.read_bytes() == before[path]
-    assert f"{pointer.BAD_STEP}/2 " in listed.out
-    assert "moved, suspect: step 3 is bad" in listed.out
+    assert re.search(rf"{pointer.ASIDE}/2-\w+ .*bad step: step 3 is bad", listed.out)
 
 
 def test_other_models_and_runs_are_refused_in_a_line(place: Path) -> None:
@@ -231,7 +237,7 @@ def test_other_models_and_runs_are_refused_in_a_line(place: Path) -> None:
     )
     given = [
         (["find-nan", "nowhere"], "nowhere: no such folder; pass a run directory"),
-        (["find-nan", "other"], "other: this folder has no config.json; pass a run directory"),
+        (["find-nan", "other"], "other: this folder is not a run; pass a run directory"),
         (["find-nan", "skip"], "is not part of jaxtrain"),
         (["find-nan", "skip", "--config", str(other)], "has a different model or optimizer"),
     ]
@@ -251,7 +257,7 @@ def test_a_stopped_run_saves_no_bad_step(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=200)
     assert process.returncode == 75
-    assert not (tmp_path / "out" / pointer.BAD_STEP).exists()
+    assert not (tmp_path / "out" / pointer.ASIDE).exists()
     refused = run(tmp_path, "find-nan", "out")
     assert refused.returncode == 2
     assert "out: this run has saved no bad step" in refused.stderr
