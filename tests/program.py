@@ -201,12 +201,17 @@ def arrays(run_directory: Path) -> dict[str, np.ndarray]:
     """Returns dotted path -> array, of a run's newest checkpoint."""
     newest = pointer.newest_complete(run_directory / pointer.CHECKPOINTS)
     assert newest is not None
+    return arrays_of(newest)
+
+
+def arrays_of(checkpoint: Path) -> dict[str, np.ndarray]:
+    """Returns dotted path -> array, of a checkpoint."""
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in pointer.read_shapes(newest).items()
+        for name, array in pointer.read_shapes(checkpoint).items()
     }
-    restored = restore(newest, wanted)
+    restored = restore(checkpoint, wanted)
     return {name: np.asarray(array) for name, array in restored.items()}
 
 

@@ -8,9 +8,7 @@ import re
 
 from jaxtrain.storage import lock
 
-FINDING_NAN = ".finding-nan"  # exists while loop.find_nan examines a step
-
-HERE = (lock.NAME, FINDING_NAN, ".pod-restarts", ".slurm-restarts")
+HERE = (lock.NAME, ".pod-restarts", ".slurm-restarts")
 """Files of this machine, which no bucket has; the last two are of launchers."""
 
 # What a run, its launcher, its report and its trackers write.

@@ -6,8 +6,9 @@ In a run directory, and below the URL of a run in a bucket::
                                size and checksums of every file; written last, at once
     best/<step>.json           the same, of the best checkpoint; both may point to the same files
     aside/<step>-<id>.json     the same, of a checkpoint that does not count: abandoned by a resume
-                               from an earlier step, damaged, or computed on a wrong device
-                               (``loop.replay_every``); the reason is in <step>-<id>.txt
+                               from an earlier step, damaged, computed on a wrong device
+                               (``loop.replay_every``), or the state before a bad step, with its
+                               batch; the reason is in <step>-<id>.txt
     checkpoints/files/<step>-<id>/state/
                                every array by its dotted name, "params.encoder.0.kernel", except
                                those that the model reads from files, as Orbax writes them
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 CHECKPOINTS, BEST = "checkpoints", "best"
 KINDS = (CHECKPOINTS, BEST)
 ASIDE = "aside"
-SUPERSEDED, DAMAGED, SUSPECT = "superseded", "damaged", "suspect"
+SUPERSEDED, DAMAGED, SUSPECT, BAD_STEP = "superseded", "damaged", "suspect", "bad step"
 """Why a checkpoint is aside: the first word of its reason."""
 FILES = "checkpoints/files"
 STATE = "state"  # folder of the arrays, in that of a checkpoint

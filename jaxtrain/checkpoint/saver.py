@@ -22,7 +22,7 @@ import jax
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer
-from jaxtrain.checkpoint.pointer import CHECKPOINTS, FILES, STATE, SUSPECT, Pointer
+from jaxtrain.checkpoint.pointer import BAD_STEP, CHECKPOINTS, FILES, STATE, SUSPECT, Pointer
 from jaxtrain.checkpoint.restore import named, shapes_of
 from jaxtrain.checkpoint.store import CheckpointStore, Folder, claim
 from jaxtrain.distributed import key_value
@@ -189,7 +189,11 @@ class CheckpointSaver:
         self._closed = False
 
     def save(
-        self, state: Any, meta: Mapping[str, Any], kinds: tuple[str, ...] = (CHECKPOINTS,)
+        self,
+        state: Any,
+        meta: Mapping[str, Any],
+        kinds: tuple[str, ...] = (CHECKPOINTS,),
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Saves ``state`` as ``checkpoints/<state.step>.json``; waits for an earlier save first.
 
@@ -198,7 +202,9 @@ class CheckpointSaver:
         Args:
             state: pytree of arrays with an attribute ``step``.
             meta: JSON-able, with the same ``step``, and with ``examples_seen``.
-            kinds: ``checkpoints``, ``best``, or both.
+            kinds: ``checkpoints``, ``best``, or both; or
+                :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`.
+            more: further arrays, of a bad step.
 
         Raises:
             SaveFailed: this save could not start, or the previous one failed unnoticed.
@@ -208,7 +214,7 @@ class CheckpointSaver:
             raise ValueError(f"meta says step {meta['step']}, the state says {step}")
         self.wait()
         key = step, int(meta.get("examples_seen", 0))
-        same = self._last_saved if self._last_saved_key == key else None
+        same = self._last_saved if self._last_saved_key == key and not more else None
         if same is not None and set(kinds) <= set(same.kinds):
             return
         self._votes.begin()
@@ -222,14 +228,14 @@ class CheckpointSaver:
         ):
             if failure := self._votes.agree(vote, _failure_of(action)):
                 raise self._failed(step, failure, reported=False)
-        self._last_saved_key, self._writing = key, data
+        self._last_saved_key, self._writing = None if more else key, data
         if same is not None:
             every_kind = tuple(dict.fromkeys((*same.kinds, *kinds)))
             self._complete_or_fail(
                 dataclasses.replace(same, kinds=every_kind), lambda: same.content, ""
             )
             return
-        arrays = named(state)
+        arrays = named(state) | named(dict(more))
         shapes = shapes_of(arrays)
         save, failure = Save(step, kinds, data, b""), ""
         try:
@@ -360,7 +366,8 @@ class CheckpointSaver:
             self._failure = self._failed(save.step, failure, reported=True)
             self._say(f"warning: {self._failure}")
             return
-        self._newest, self._last_saved = save.step, save
+        if BAD_STEP not in save.kinds:
+            self._newest, self._last_saved = save.step, save
         if self._uploads is not None:
             self._uploads.offer(save, self._votes.agree("upload", self._uploads.busy()))
         if self._owns_folders:

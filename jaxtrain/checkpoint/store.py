@@ -19,6 +19,7 @@ from typing import Protocol
 
 from jaxtrain.checkpoint.pointer import (
     ASIDE,
+    BAD_STEP,
     BEST,
     CHECKPOINTS,
     FILES,
@@ -284,10 +285,17 @@ class CheckpointStore:
         would count as the newest.
 
         Args:
-            kinds: ``checkpoints``, ``best``, or both; later steps in the others stay.
+            kinds: ``checkpoints``, ``best``, or both; later steps in the others stay. Or
+                :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`, whose reason is in the metadata.
             step: completed steps.
             content: of the pointer.
         """
+        if BAD_STEP in kinds:
+            described = Pointer.parse(content, step)
+            to = f"{ASIDE}/{described.data.rpartition('/')[2]}"
+            self.place.put(f"{to}.txt", f"{BAD_STEP}: {described.meta['bad_step']}\n".encode())
+            self._put(f"{to}.json", content)
+            return
         for kind in kinds:
             for later in self.steps(kind):
                 if later > step:

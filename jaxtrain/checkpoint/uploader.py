@@ -34,7 +34,7 @@ import jax
 
 from jaxtrain.checkpoint import own_files, pointer, remote, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
-from jaxtrain.checkpoint.pointer import BEST, DAMAGED, KINDS, SUSPECT, Damaged, Pointer
+from jaxtrain.checkpoint.pointer import BAD_STEP, BEST, DAMAGED, KINDS, SUSPECT, Damaged, Pointer
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.saver import Save
 from jaxtrain.checkpoint.store import CheckpointStore, Folder, claim, mark_copy
@@ -425,7 +425,7 @@ class Uploader:
         saves: dict[str, Save] = {}
         if self._missed:  # of what they replace, the best one may still be the best
             self._missed = {kind: save for save in self._work for kind in save.kinds} | self._missed
-        for kind in KINDS:
+        for kind in (*KINDS, BAD_STEP):
             if kind in self._missed:
                 save = self._missed[kind]
                 kinds = (*(saves[save.data].kinds if save.data in saves else ()), kind)

@@ -21,6 +21,7 @@ COMMAND_GROUPS = {
         "bench": "measure speed and memory on this machine",
         "configs": "list, show, or compare configs",
         "checkpoints": "list and verify the checkpoints of a run",
+        "find-nan": "find where the NaN/Inf that ended a run began",
         "report": "write an HTML report of one or more runs",
     },
 }

@@ -604,6 +604,26 @@ class CheckpointSaver(Json):
 
 
 @dataclasses.dataclass(frozen=True)
+class FindNan(OfModel, Json):
+    """Finds where the NaN/Inf began that ended a run.
+
+    When bad steps with NaN/Inf end a run, it saves the state before the first of them, and its
+    batch. This command computes that step again, with a check after each operation, and prints the
+    line of the model that computes the first NaN, the losses and gradients that are NaN/Inf, and
+    the examples that compute it alone. It needs neither the data nor the devices of the run, and
+    does not change the run. RUN is a run directory, such as output/latest, or s3://BUCKET/PATH.
+    """
+
+    module = "find_nan"
+
+    run: Annotated[Path, "RUN"]
+    """a run that ended because of bad steps"""
+    _: dataclasses.KW_ONLY
+    simulate_devices: Annotated[int | None, "N", _ONE] = None
+    """compute the step on N virtual CPU devices (default: on this machine's devices)"""
+
+
+@dataclasses.dataclass(frozen=True)
 class Report(Command):
     """Writes an HTML page about one run, or about several side by side; the page works offline.
 
@@ -641,6 +661,7 @@ TABLE: Mapping[str, type[Command]] = {
     "configs show": ConfigsShow,
     "configs diff": ConfigsDiff,
     "checkpoints": CheckpointSaver,
+    "find-nan": FindNan,
     "report": Report,
 }
 """Name of a command, with its action -> its flags."""

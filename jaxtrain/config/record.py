@@ -17,7 +17,7 @@ def to_dict(section: Any) -> dict[str, Any]:
     accepts no other names. The result is recorded, so URLs come without their query
     (:mod:`jaxtrain.storage.addresses`).
     """
-    named = {} if type(section).__module__ == _SECTIONS else {"class": _short_name(type(section))}
+    named = {} if type(section).__module__ == _SECTIONS else {"class": short_name(type(section))}
     return named | _fields(section)
 
 
@@ -40,7 +40,8 @@ def _as_text(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def _short_name(section: type[Any]) -> str:
+def short_name(section: type[Any]) -> str:
+    """Returns the name by which :func:`to_dict` records a class."""
     path = f"{section.__module__}.{section.__qualname__}"
     package, _, inside = section.__module__.removeprefix("jaxtrain.").partition(".")
     if not section.__module__.startswith("jaxtrain."):

@@ -126,10 +126,11 @@ class Optim:
     off."""
     bad_updates: BadUpdates = "rollback"
     """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
-    above bad_norm. off: ignore the norm, and end the run at NaN/Inf; skip: keep the parameters,
-    continue with the next examples, and end the run after bad_in_a_row bad steps; rollback: like
-    skip, but after bad_in_a_row bad steps, restore the newest checkpoint and continue with the
-    examples after the bad ones."""
+    above bad_norm. off: ignore the norm, and end the run at NaN/Inf, which is known only if each
+    step waits for the one before it; skip: keep the parameters, continue with the next examples,
+    and end the run after bad_in_a_row bad steps; rollback: like skip, but after bad_in_a_row bad
+    steps, restore the newest checkpoint and continue with the examples after the bad ones. A run
+    that NaN/Inf ends saves the state before it for the command find-nan."""
     bad_norm: bounds.Positive | None = 20.0
     """Largest gradient norm of a good step, as a multiple of the median of the last 128 good steps.
     Norms are compared after as many good steps as the warm-up has, and at least 32. None turns it
@@ -190,10 +191,6 @@ class Loop:
     steps. 120 costs about 1% of the time, and the memory for a second state. After a difference,
     the run exits with code 75, and resumes from the newest checkpoint up to the last equal results.
     GPUs require deterministic. None turns it off."""
-    find_nan: bool = False
-    """At the first bad step with NaN/Inf of each start, compute the step again with a check after
-    each operation, to find the line of the model and the operation that computes the first NaN. It
-    takes two to three times as long to compile as the step, and may need more device memory."""
     max_hours: bounds.Positive | None = None
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the

@@ -150,17 +150,17 @@ def config_class(name: str) -> type[Any] | None:
             if isinstance(model_class, type) and issubclass(model_class, ModelConfig):
                 return model_class
     newest = None  # a config file may have been run twice
-    for kind in _below(ModelConfig):
+    for kind in below(ModelConfig):
         if f"{kind.__module__}.{kind.__qualname__}" == name:
             newest = kind
     return newest
 
 
-def _below(kind: type[Any]) -> Iterator[type[Any]]:
+def below(kind: type[Any]) -> Iterator[type[Any]]:
     """Yields the imported subclasses of a class, in the order of their definition."""
     for each in kind.__subclasses__():
         yield each
-        yield from _below(each)
+        yield from below(each)
 
 
 def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:

@@ -44,7 +44,6 @@ _PHASES = {
     "data": START,
     "restore": START,
     "report": START,
-    "find_nan": OTHER,
     "profile": OTHER,
 }
 

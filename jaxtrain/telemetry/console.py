@@ -30,7 +30,6 @@ _LABELS = {
     "evaluation": "validating",
     "save": "saving",
     "rollback": "rolling back",
-    "find_nan": "finding a NaN",
     "profile": "reading the profile",
     "report": "writing the report",
     "upload": "uploading",

@@ -152,7 +152,6 @@ class BadStep:
         position: examples seen before it, over all processes.
         loss, grad_norm: as text, since JSON has no NaN.
         ids: this process's examples in the step.
-        origin: where its NaN/Inf began, in words; None without ``loop.find_nan``.
     """
 
     step: int
@@ -160,7 +159,6 @@ class BadStep:
     loss: str
     grad_norm: str
     ids: Sequence[int]
-    origin: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def first_state(
         say: prints a line.
         shown: the checkpoint as it is printed.
     """
-    file_weights = _file_weights(setup)
+    file_weights = weights_from_files(setup)
     meta.file_weights = checksums(file_weights)
     if start_from is None:
         return _first_values(setup, init_from, file_weights, say)
@@ -169,7 +169,7 @@ def _first_values(
     Args:
         setup: of the step.
         init_from: local path of the initial parameters, if any.
-        file_weights: from :func:`_file_weights`.
+        file_weights: from :func:`weights_from_files`.
         say: prints notes on the parameters.
 
     Raises:
@@ -188,7 +188,7 @@ def _first_values(
     return with_values(setup.fresh_state(), params, file_weights)
 
 
-def _file_weights(setup: StepSetup) -> dict[str, np.ndarray]:
+def weights_from_files(setup: StepSetup) -> dict[str, np.ndarray]:
     """Reads the values that the model loads from files.
 
     Raises:

@@ -15,7 +15,8 @@ def train(setup: TrainSetup) -> None:
     function of :func:`jaxtrain.training.step.build_train_step`.
 
     Raises:
-        InputError: ``optim.bad_updates`` stops the run at a bad step, or rollbacks did not help.
+        InputError: ``optim.bad_updates`` stops the run at a bad step, or rollbacks did not help;
+            the first bad step with NaN/Inf is saved.
         RunAgain: the state cannot be saved, or a replay found that it is wrong.
     """
     run, total, recorder, save_policy = setup.run, setup.total, setup.recorder, setup.save_policy

@@ -27,7 +27,7 @@ class Rollback:
         every: steps between checkpoints.
         target: shapes and shardings of what a checkpoint stores of the state.
         say: prints a line.
-        advice: returns what to do if rollbacks do not help.
+        advice: given the state, returns what to do if rollbacks do not help.
         uploader: of a run in a bucket; None for one on disk.
         rewound: takes the position of each restored checkpoint.
     """
@@ -38,7 +38,7 @@ class Rollback:
         every: int,
         target: State,
         say: Callable[[str], None],
-        advice: Callable[[], str],
+        advice: Callable[[State], str],
         uploader: Uploader | None = None,
         rewound: Callable[[Position], None] = lambda position: None,
     ) -> None:
@@ -70,13 +70,15 @@ class Rollback:
             self._uploader.finish(still_alive)
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
-            raise InputError(f"{trouble}, and there is no checkpoint to restore: {self._advice()}")
+            raise InputError(
+                f"{trouble}, and there is no checkpoint to restore: {self._advice(state)}"
+            )
         back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
         if times > _MAX_ROLLBACKS:
             raise InputError(
                 f"{trouble}, although checkpoint {back_to} was restored {_MAX_ROLLBACKS} times: "
-                f"{self._advice()}"
+                f"{self._advice(state)}"
             )
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")

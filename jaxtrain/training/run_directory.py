@@ -52,20 +52,19 @@ FILES = {
     "checkpoints/files/STEP-ID/": "the files of a checkpoint, which never change; deleted when "
     "nothing points to them",
     "aside/STEP-ID.json": "pointers of checkpoints that no longer count, each with the reason in "
-    "`aside/STEP-ID.txt`: superseded (the run resumed from an earlier step), damaged, or suspect "
+    "`aside/STEP-ID.txt`: superseded (the run resumed from an earlier step), damaged, suspect "
     "(after the last step that `loop.replay_every` has computed twice with the same result, when a "
-    "device computed a wrong one)",
+    "device computed a wrong one), or a bad step (the state before the first of those with NaN/Inf "
+    "that ended the run, with its batch, for `jaxtrain find-nan`)",
     "progress.json": "the validations so far, from which a resumed run knows the best one, and the "
     "last step that was computed twice with equal results",
-    ".finding-nan": "present while `loop.find_nan` examines a step: a start that finds it does not "
-    "try again",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is damaged or too short, with the reason; clips that contain "
     "damage are never used "
     "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
     "ends",
-    "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "
-    "began; `step` is the number of completed steps before it: 2 for what the console calls step 3",
+    "bad_steps.jsonl": "skipped steps and their examples; `step` is the number of completed steps "
+    "before it: 2 for what the console calls step 3",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",

@@ -276,6 +276,18 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     return f"{invocation.again(f'{program} plan', arguments, without)} --fit"
 
 
+def find_nan_command(program: str, config_name: str, directory: Path | str) -> str:
+    """Returns the command that examines the bad step that a run has saved.
+
+    Args:
+        program: the command before the arguments.
+        config_name: a shipped config, or the path of a file, which may define the model.
+        directory: of the run, or its URL.
+    """
+    own = ("--config", config_name) if config_name.endswith(".py") else ()
+    return f"{program} find-nan {shlex.join([_typed(directory), *own])}"
+
+
 def _more_patience(settings: config.Loop) -> dict[str, str]:
     assert settings.early_stop_patience is not None, "it stopped the run"
     patience, steps = 2 * settings.early_stop_patience, settings.steps

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import own_files, pointer, resume
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config import invocation
@@ -32,14 +32,14 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
 from jaxtrain.optim.build import rate_flag, warmup_steps
-from jaxtrain.sharding import make_mesh
+from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
-from jaxtrain.training.diagnosis import model_check, out_of_memory, profiler, replay
+from jaxtrain.training.diagnosis import bad_step, model_check, out_of_memory, profiler, replay
 from jaxtrain.training.diagnosis.canaries import Canaries
-from jaxtrain.training.diagnosis.nan_origin import FindNan, checked
+from jaxtrain.training.diagnosis.nan_origin import checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
@@ -53,7 +53,7 @@ from jaxtrain.training.save_policy import (
     patience_over,
 )
 from jaxtrain.training.state import State, bytes_per_device, parameter_count
-from jaxtrain.training.step import TrainStep, build_gradients
+from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
@@ -545,11 +545,19 @@ def open_step(
     with log.phases.within("compile"):
         step = compile_in_all_processes(built, flags, log)
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
-    replays = replayed(
-        step, built, checkpoints, first.run_progress, position.done, save_policy, log, uploader
-    )
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
+    shown = directory.path if uploader is None else uploader.url
+    keep = bad_step.Keeper(
+        checkpoints,
+        first.meta,
+        built.saved,
+        batch_sharding(directory.mesh),
+        run_summary.find_nan_command(invocation.program(), flags.config, shown),
+        save_policy.await_save,
+        (lambda: None) if uploader is None else functools.partial(uploader.finish, lambda: None),
+        say,
+    )
     recorder = StepRecorder(
         run,
         log,
@@ -561,9 +569,23 @@ def open_step(
         bad_in_a_row=int(state.skip_step["bad_in_a_row"]),
         waits=flags.debug,
         faster=data.sources.faster,
-        find_nan=nan_search(built, directory.path, say),
+        keep=keep,
     )
     stack.callback(recorder.close)
+    if flags.debug:
+        step = checked(
+            step,
+            rate_flag(run.optim),
+            lambda state, batch, why: keep(
+                bad_step.BadStep(
+                    recorder.position(), recorder.bad_in_a_row, batch, batches.ids.tolist(), why
+                ),
+                state,
+            ),
+        )
+    replays = replayed(
+        step, built, checkpoints, first.run_progress, position.done, save_policy, log, uploader
+    )
     span, folder = profiler.span(flags.profile), directory.path / "profile"
     step, before_step = stack.enter_context(
         profiler.profiled(span, folder, step, say, recorder.paused_for)
@@ -683,7 +705,7 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
-    return checked(compiled, rate_flag(setup.run.optim)) if flags.debug else compiled
+    return compiled
 
 
 def replayed(
@@ -704,30 +726,3 @@ def replayed(
     return replay.Replay(
         step, devices, checkpoints, run_progress, done, save_policy.await_save, log.say, uploader
     )
-
-
-def nan_search(setup: StepSetup, directory: Path, say: Say) -> FindNan | None:
-    """Returns what ``loop.find_nan`` calls at a bad step; None if it is off.
-
-    It is off if it may have ended an earlier start, which would otherwise repeat at each restart.
-    """
-    run, begun = setup.run, directory / own_files.FINDING_NAN
-    if not run.loop.find_nan:
-        return None
-    if step := process_group.process_zero_decides(
-        lambda: begun.read_text().strip() or "?" if begun.is_file() else ""
-    ):
-        say(
-            f"warning: loop.find_nan is off, because an earlier start ended while it examined step "
-            f"{step}: to try again, delete {begun}"
-        )
-        return None
-    gradients = build_gradients(
-        setup.definition,
-        setup.rule,
-        precision=run.precision,
-        accumulate=run.optim.accumulate,
-        seed=run.seed,
-        receive=run.received,
-    )
-    return FindNan(gradients, setup.rule.mesh, say, begun)

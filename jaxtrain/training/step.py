@@ -143,7 +143,8 @@ def build_train_step(
 
     def train_step(state: State, batch: Batch) -> Any:
         rows = jax.tree.leaves(batch)[0].shape[0]
-        grads, sums, extras = gradients(state.params, state.extras, batch, state.examples_seen)
+        positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
+        grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
         loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
         updates, opt = optimizer.update(grads, state.opt, trained)
@@ -185,8 +186,8 @@ def build_gradients(
     """Builds the first part of a step, with the arguments of :func:`build_train_step`.
 
     Returns:
-        A pure function: (params, extras, batch, examples seen) -> gradients of the summed loss,
-        sums, and the following extras.
+        A pure function: (params, extras, batch, positions [B]) -> gradients of the summed loss,
+        sums, and the following extras. An example's position is the number of those before it.
     """
     stage = stage_ops(definition, rule, precision)
 
@@ -198,15 +199,7 @@ def build_gradients(
         total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
-    gradients_at = _gradients(loss, stage, definition, rule.mesh, accumulate)
-
-    def gradients(
-        params: Arrays, extras: Arrays, batch: Batch, seen: jax.Array
-    ) -> tuple[Arrays, LossSums, Arrays]:
-        rows = jax.tree.leaves(batch)[0].shape[0]
-        return gradients_at(params, extras, batch, seen + jnp.arange(rows, dtype=jnp.uint32))
-
-    return gradients
+    return _gradients(loss, stage, definition, rule.mesh, accumulate)
 
 
 def _gradients(

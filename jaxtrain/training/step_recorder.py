@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sampl
 from jaxtrain.telemetry.images import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
-from jaxtrain.training.diagnosis.nan_origin import FindNan
+from jaxtrain.training.diagnosis.bad_step import BadStep as KeptStep
 from jaxtrain.training.diagnosis.step_times import SlowProcesses
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.run_summary import Results
@@ -44,13 +44,13 @@ class _Pending(NamedTuple):
         metrics: its metrics, which the device may still be computing.
         first_example: number of its first example, which is the number of examples seen before it.
         ids: of this process's examples.
-        batch: for ``loop.find_nan``; None without it.
+        batch: as the step received it.
     """
 
     metrics: dict[str, jax.Array]
     first_example: int
     ids: list[int]
-    batch: Batch | None
+    batch: Batch
 
 
 class StepRecorder:
@@ -71,7 +71,8 @@ class StepRecorder:
         waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
             at once; otherwise its throughput window would end with the following step.
         faster: advice on making the data cheaper to read; may be empty.
-        find_nan: finds where the NaN/Inf of the first bad step began.
+        keep: saves a bad step that ends the run, given the state at the end; returns the command
+            that examines it, or "".
 
     Attributes:
         results: metrics for the end-of-run summary.
@@ -91,10 +92,10 @@ class StepRecorder:
         bad_in_a_row: int = 0,
         waits: bool = False,
         faster: str = "",
-        find_nan: FindNan | None = None,
+        keep: Callable[[KeptStep, State], str] = lambda bad, state: "",
     ) -> None:
         self._run = run
-        self._waits, self._faster, self._find_nan = waits, faster, find_nan
+        self._waits, self._faster, self._keep = waits, faster, keep
         self._log = log
         self._phases = phases
         self._total = total
@@ -112,8 +113,9 @@ class StepRecorder:
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
-        self._state: State | None = None  # for loop.find_nan
-        self._first_origin: tuple[int, str] | None = None  # (completed steps, where a NaN began)
+        self._last_bad = ""
+        self._limit = 1 if run.optim.bad_updates == "off" else run.optim.bad_in_a_row
+        self._first_nan: KeptStep | None = None  # since the last good step
         self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
         self._of_all = process_group.Exchange(
             mesh, mean=hardware.MEAN, largest=(*hardware.LARGEST, GPU_MEMORY)
@@ -150,26 +152,33 @@ class StepRecorder:
             ids: of this process's examples in it.
             state: after it.
             batch: of it.
+
+        Raises:
+            InputError: a bad step at which the config stops the run.
         """
-        searches = self._find_nan is not None
-        # For a step before this one that turns out to be bad, and so has left the state as it was.
-        self._state = state if searches else None
         self._flush("ahead")
-        self._pending = _Pending(metrics, self._seen, ids.tolist(), batch if searches else None)
+        self._pending = _Pending(metrics, self._seen, ids.tolist(), batch)
         self._batches.note_pending(metrics)
         self._seen += self._run.data.batch_size
-        if self._waits:
+        # Nothing may be dispatched after the step that ends the run or triggers a rollback: the
+        # state would be another, and the position after the rollback would depend on how far ahead
+        # the host was.
+        if self._waits or self.bad_in_a_row or self._limit == 1:
             self.flush()
-        # Nothing may be dispatched after the step that triggers a rollback: the position after the
-        # rollback would depend on how far ahead the host was.
-        settings = self._run.optim
-        if settings.bad_updates == "rollback" and (self.bad_in_a_row or settings.bad_in_a_row == 1):
-            self.flush()
+        if self._is_last_bad():
+            self._report_bad_count()
+            raise InputError(
+                f"{self._last_bad}; see bad_steps.jsonl: resume from the newest checkpoint with "
+                f"--resume latest; {self.advice(state)}"
+            )
 
     def too_many_bad(self) -> bool:
         """Returns whether the run must roll back to a checkpoint."""
-        settings = self._run.optim
-        return settings.bad_updates == "rollback" and self.bad_in_a_row >= settings.bad_in_a_row
+        return self._run.optim.bad_updates == "rollback" and self.bad_in_a_row >= self._limit
+
+    def _is_last_bad(self) -> bool:
+        """Returns whether bad steps end the run."""
+        return self._run.optim.bad_updates != "rollback" and self.bad_in_a_row >= self._limit
 
     def last_step_was_good(self) -> bool:
         """Waits for the step pushed last; returns whether it was good."""
@@ -177,11 +186,7 @@ class StepRecorder:
         return self.bad_in_a_row == 0
 
     def flush(self) -> None:
-        """Waits for the metrics pushed last, and records them.
-
-        Raises:
-            InputError: a bad step at which the config stops the run.
-        """
+        """Waits for the metrics pushed last, and records them."""
         self._flush("devices")
 
     def _flush(self, wait: str) -> None:
@@ -199,9 +204,10 @@ class StepRecorder:
         done = self._done if self.bad_in_a_row else self._done + 1
         self._phases.stepped(done, waited_s, values)
         if self.bad_in_a_row:
-            self._examples_skipped += self._run.data.batch_size
             self._report_bad(pending, values)
+            self._examples_skipped += self._run.data.batch_size
             return
+        self._first_nan = None
         self._report_bad_count()
         self._done += 1
         if self._run.loop.record_examples:
@@ -212,6 +218,7 @@ class StepRecorder:
 
     def rewind(self, back_to: run_length.Position) -> None:
         """Goes back to the position of a checkpoint; examples seen since then are not repeated."""
+        self._first_nan = None
         self._report_bad_count()
         self._done = back_to.done
         self._examples_skipped = self._seen - back_to.learned
@@ -254,64 +261,43 @@ class StepRecorder:
         self._system_metrics.close()
 
     def _report_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
-        """Reports a bad step and its examples.
-
-        Raises:
-            InputError: the config stops the run at this step.
-        """
+        """Reports a bad step and its examples."""
         loss, norm = values["train/loss"], values["train/grad_norm"]
         last = pending.first_example + self._run.data.batch_size - 1
-        settings = self._run.optim
-        what = (
+        self._last_bad = (
             f"step {self._done + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
             f"rate {values['train/learning_rate']:.3g}, examples {pending.first_example} to {last})"
         )
-        origin = self._origin(pending, values)
-        if origin:
-            what = f"{what}; {origin}"
-            self._first_origin = self._done, origin
         self._log.emit(
-            BadStep(self._done, pending.first_example, str(loss), str(norm), pending.ids, origin)
+            BadStep(self._done, pending.first_example, str(loss), str(norm), pending.ids)
         )
-        most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
-        if self.bad_in_a_row >= most:
-            self._report_bad_count()
-            raise InputError(
-                f"{what}; see bad_steps.jsonl: resume from the newest checkpoint with --resume "
-                f"latest; {self.advice(shown=origin)}"
-            )
-        if self.bad_in_a_row == 1:
-            self.say(f"{what}: skipped; see bad_steps.jsonl")
-        else:
-            self._unreported += 1
-
-    def advice(self, shown: str | None = None) -> str:
-        """Returns what to do about many bad steps.
-
-        Args:
-            shown: the origin that the message already has.
-        """
-        lower = f"lower {rate_flag(self._run.optim)}"
-        if not self._run.loop.find_nan:
-            return f"{lower}, or find the cause with --loop.find_nan True"
-        if shown or self._first_origin is None:
-            return lower
-        done, origin = self._first_origin
-        return f"{lower}, or fix what made step {done + 1} bad: {origin}"
-
-    def _origin(self, pending: "_Pending", values: Mapping[str, float]) -> str | None:
-        """Returns where the NaN/Inf of a bad step began; None if that is not known."""
         losses_and_norms = [
             value for name, value in values.items() if name.endswith(("/loss", "grad_norm"))
         ]
-        if self._find_nan is None or all(map(math.isfinite, losses_and_norms)):
-            return None
-        find_nan, self._find_nan = self._find_nan, None  # once per start
-        state, self._state = self._state, None
-        assert state is not None, "kept with the batch"
-        assert pending.batch is not None, "kept with the state"
-        with self.paused_for("find_nan"):
-            return find_nan(self._done, pending.first_example, state, pending.batch)
+        if self._first_nan is None and not all(map(math.isfinite, losses_and_norms)):
+            before = run_length.Position(self._done, pending.first_example, self._examples_skipped)
+            self._first_nan = KeptStep(
+                before, self.bad_in_a_row - 1, pending.batch, pending.ids, self._last_bad
+            )
+        if self._is_last_bad():
+            return
+        if self.bad_in_a_row == 1:
+            self.say(f"{self._last_bad}: skipped; see bad_steps.jsonl")
+        else:
+            self._unreported += 1
+
+    def advice(self, state: State) -> str:
+        """Saves the first of the bad steps in a row; returns what to do about them.
+
+        Args:
+            state: after them, which they have left as it was.
+        """
+        lower = f"lower {rate_flag(self._run.optim)}"
+        if self._first_nan is None:  # only their norms were too large
+            return lower
+        with self._phases.within("save"):
+            command = self._keep(self._first_nan, state)
+        return f"{lower}, or find the cause with: {command}" if command else lower
 
     def _report_bad_count(self) -> None:
         """Prints how many bad steps followed the first one in a row."""

@@ -56,7 +56,7 @@ def test_a_rollback_needs_memory_for_one_state(
     before = bytes_alive()
     monkeypatch.setattr(rollback, "restore", functools.partial(measured, rollback.restore))
     positions: list[Position] = []
-    back = rollback.Rollback(tmp_path, 5, target, print, lambda: "", rewound=positions.append)
+    back = rollback.Rollback(tmp_path, 5, target, print, lambda state: "", rewound=positions.append)
     restored, position = back(state)
     assert alive[0] < before - 0.99 * size
     assert alive[1] < before + 0.01 * size

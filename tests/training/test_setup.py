@@ -15,7 +15,7 @@ from models import wan_weights
 from program import TINY_MLM
 
 from jaxtrain import config, sharding
-from jaxtrain.checkpoint import own_files, pointer, resume, saver
+from jaxtrain.checkpoint import pointer, resume, saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
@@ -76,24 +76,6 @@ def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPat
     step_setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
     ((_, _, warmup),) = asked
     assert warmup == 7
-
-
-def test_find_nan_is_not_tried_again_after_it_may_have_ended_a_start(tmp_path: Path) -> None:
-    run = config.load("demo_mlm", [*TINY_MLM[2:], "--loop.find_nan", "True"])
-    given = step_setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:1]))
-    said: list[str] = []
-
-    def build() -> Any:
-        return setup.nan_search(given, tmp_path, said.append)
-
-    assert build() is not None
-    begun = tmp_path / own_files.FINDING_NAN
-    begun.write_text("7\n")
-    assert build() is None
-    assert said == [
-        "warning: loop.find_nan is off, because an earlier start ended while it examined step 7: "
-        f"to try again, delete {begun}"
-    ]
 
 
 TAUGHT = (

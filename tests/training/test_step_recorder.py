@@ -80,13 +80,12 @@ class Story:
         self.recorder = self.begin()
 
     def begin(
-        self, *, waits: bool = False, faster: str = "", find_nan: Any = None, **optim: Any
+        self, *, waits: bool = False, faster: str = "", keep: Any = None, **optim: Any
     ) -> StepRecorder:
         """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(
             self.run,
             optim=dataclasses.replace(self.run.optim, **optim),
-            loop=dataclasses.replace(self.run.loop, find_nan=find_nan is not None),
         )
         self.recorder = StepRecorder(
             self.run,
@@ -98,7 +97,7 @@ class Story:
             toy.mesh_of(1, 8),
             waits=waits,
             faster=faster,
-            find_nan=find_nan,
+            keep=keep or (lambda bad, state: ""),
         )
         return self.recorder
 
@@ -109,11 +108,12 @@ class Story:
         wait_s: float = 0.0,
         gradient: float = 2.0,
         complete: bool = False,
+        bad: bool = False,
     ) -> None:
-        """Runs one more step; its loss defaults to its number."""
+        """Runs one more step; its loss defaults to its number, and NaN/Inf makes it bad."""
         self.spend(wait_s + complete)
         self.batches.wait_s += wait_s
-        bad = not (math.isfinite(gradient) and (loss is None or math.isfinite(loss)))
+        bad |= not (math.isfinite(gradient) and (loss is None or math.isfinite(loss)))
         self.bad_in_a_row = self.bad_in_a_row + 1 if bad else 0
         self.done += 1
         found: Any = {
@@ -182,9 +182,9 @@ def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: floa
     story.begin(bad_updates="off")
     for _ in range(5):
         story.step()
-    story.step(loss)  # the sixth, which is not logged
+    # The sixth, which is not logged. Another step would change the state, which is saved.
     with pytest.raises(InputError, match=rf"step 6 is bad: loss {loss}, gradient norm 2 "):
-        story.step()
+        story.step(loss)
 
 
 def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said: Any) -> None:
@@ -202,7 +202,6 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
         "loss": "2.0",
         "grad_norm": "inf",
         "ids": list(range(16, 24)),
-        "origin": None,
     }
     (spoken,) = [line for line in said() if "is bad" in line]
     assert "step 2 is bad: loss 2, gradient norm inf" in spoken
@@ -225,32 +224,82 @@ def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
     assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
 
 
-def test_the_advice_is_the_origin_once_it_is_known(story: Story) -> None:
-    assert story.begin().advice() == (
-        "lower --optim.peak_lr, or find the cause with --loop.find_nan True"
-    )
-    with_muon = story.begin(muon=config.Muon())
-    assert with_muon.advice().startswith("lower --optim.muon.peak_lr, or find")
-    story.begin(muon=None)
-    origin, examined = "the first NaN is computed at model.py:12 (div)", list[Any]()
-    story.begin(
-        bad_updates="skip",
-        bad_in_a_row=3,
-        find_nan=lambda *arguments: examined.append(arguments) or origin,
-    )
-    assert story.recorder.advice() == "lower --optim.peak_lr"
+class Kept:
+    """The bad steps that a recorder lets be saved."""
+
+    def __init__(self, command: str) -> None:
+        self.command, self.calls = command, list[Any]()
+
+    def __call__(self, bad: Any, state: Any) -> str:
+        self.calls.append((bad.position, bad.in_a_row, bad.batch, list(bad.ids), state))
+        return self.command
+
+
+@pytest.mark.parametrize("command", ["jaxtrain find-nan out", ""])
+def test_the_first_nan_in_a_row_is_saved_when_bad_steps_end_the_run(
+    story: Story, command: str
+) -> None:
+    kept = Kept(command)
+    story.begin(bad_updates="skip", bad_in_a_row=3, keep=kept)
     story.step()
-    for _ in range(3):
+    story.step(gradient=math.nan)  # alone: forgotten after the next good one
+    for _ in range(2):
+        story.step()
+    for _ in range(2):
         story.step(gradient=math.nan)
+    assert not kept.calls
+    advice = r"lower --optim\.peak_lr" + (f", or find the cause with: {command}" if command else "")
     wanted = (
-        r"step 2 is bad: .*; see bad_steps\.jsonl: resume from the newest checkpoint with --resume "
-        r"latest; lower --optim\.peak_lr, or fix what made step 2 bad: the first NaN is computed "
-        r"at model\.py:12 \(div\)$"
+        r"step 4 is bad: .*; see bad_steps\.jsonl: resume from the newest checkpoint with --resume "
+        rf"latest; {advice}$"
     )
     with pytest.raises(InputError, match=wanted):
-        story.recorder.flush()
-    # Once, while the next step is computed, whose state is the same: a bad step changes nothing.
-    assert examined == [(1, story.run.data.batch_size, "after step 3", "batch 2")]
+        story.step(gradient=math.nan)
+    rows = story.run.data.batch_size
+    # The three steps have left the state as it was; no other step was dispatched.
+    wanted_position = Position(3, 4 * rows, skipped=rows)
+    ids = list(range(8 * 5, 8 * 6))
+    assert kept.calls == [(wanted_position, 0, "batch 5", ids, "after step 7")]
+
+
+def test_a_nan_after_a_large_norm_is_the_one_that_is_saved(story: Story) -> None:
+    kept = Kept("jaxtrain find-nan out")
+    story.begin(bad_updates="skip", bad_in_a_row=2, keep=kept)
+    story.step()
+    story.step(bad=True)
+    with pytest.raises(InputError, match="find the cause with"):
+        story.step(gradient=math.nan)
+    ((position, in_a_row, batch, *_),) = kept.calls
+    rows = story.run.data.batch_size
+    assert (position, in_a_row, batch) == (Position(1, 2 * rows, skipped=rows), 1, "batch 3")
+
+
+def test_nothing_is_saved_if_only_norms_were_too_large(story: Story) -> None:
+    kept = Kept("jaxtrain find-nan out")
+    story.begin(bad_updates="skip", bad_in_a_row=2, keep=kept)
+    story.step(bad=True)
+    with pytest.raises(InputError, match=r"latest; lower --optim\.peak_lr$"):
+        story.step(bad=True)
+    with_muon = story.begin(muon=config.Muon())
+    assert with_muon.advice(cast(Any, "state")) == "lower --optim.muon.peak_lr"
+    assert not kept.calls
+
+
+def test_the_bad_steps_before_a_rollback_are_forgotten(story: Story) -> None:
+    kept = Kept("jaxtrain find-nan out")
+    story.begin(bad_updates="rollback", bad_in_a_row=1, keep=kept)
+    story.step()
+    story.step(gradient=math.nan)
+    assert story.recorder.too_many_bad()
+    rows = story.run.data.batch_size
+    story.recorder.rewind(Position(0, 0))
+    assert not story.recorder.too_many_bad()
+    story.step()
+    story.step(gradient=math.nan)
+    assert story.recorder.advice(cast(Any, "state")).endswith("with: jaxtrain find-nan out")
+    assert [call[:3] for call in kept.calls] == [
+        (Position(1, 3 * rows, skipped=2 * rows), 0, "batch 4")
+    ]
 
 
 def test_the_last_step_may_be_bad(story: Story) -> None:

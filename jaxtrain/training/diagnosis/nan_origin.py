@@ -1,20 +1,22 @@
 """Names what computes NaN/Inf in a step.
 
-With ``--debug``, :func:`checked` looks at the metrics and parameters after each step. With
-``loop.find_nan``, :class:`FindNan` finds the line of the model at which the first NaN of a bad step
-is computed. For that, the loss and the gradients of the step are computed a second time, by a
-program that checks the result of each operation (:mod:`jax.experimental.checkify`) and is compiled
-only then. It cannot know whether a later operation masks a NaN, which is legal. An Inf is not
-searched for, because attention masks are -Inf: the losses and gradients that are Inf are named.
+With ``--debug``, :func:`checked` looks at the metrics and parameters after each step. After a run,
+``jaxtrain find-nan`` calls :func:`examine`, which finds the line of the model at which the first
+NaN of a bad step is computed, and the examples that compute it. For that, the loss and the
+gradients of the step are computed by a program that checks the result of each operation
+(:mod:`jax.experimental.checkify`). It cannot know whether a later operation masks a NaN, which is
+legal. An Inf is not searched for, because attention masks are -Inf: the losses and gradients that
+are Inf are named.
 """
 
-import contextlib
+import dataclasses
 import functools
+import itertools
 import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,10 @@ import numpy as np
 import optax
 from jax.experimental import checkify
 
-from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError, RunAgain, first_line
+from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch
 from jaxtrain.ops import per_device
-from jaxtrain.sharding import replicated
-from jaxtrain.storage.atomic import write_whole
+from jaxtrain.sharding import batch_sharding, replicated
 from jaxtrain.training.state import Arrays, State
 from jaxtrain.training.step import LossSums, Metrics, TrainStep, means
 
@@ -40,128 +40,125 @@ _LIBRARIES = tuple(
 )
 _STANDARD = ("<", sysconfig.get_path("stdlib") + os.sep)
 _MODELS, _OPS = (f"{_PACKAGE / name}{os.sep}" for name in ("models", "ops"))
-_MOST_NAMED = 3
+MOST_NAMED = 3
+"""Parameters or examples that are named; others are counted or omitted."""
 
 
-class _NotCompiledError(Exception):
-    """A process cannot compile the program, so none of them runs it."""
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the NaN/Inf of a step begins.
 
-
-class FindNan:
-    """Examines a step whose loss or gradient is NaN/Inf.
-
-    Args:
-        gradients: (params, extras, batch, examples seen) -> gradients, sums, ..., traceable.
-        mesh: over all devices.
-        say: prints a line.
-        begun: a file that has the number of the step while it is examined.
+    Attributes:
+        text: in words.
+        rows: the first examples of the batch that compute NaN/Inf alone, at most three.
+        is_reproduced: whether there was a NaN/Inf at all.
     """
 
-    def __init__(
-        self,
-        gradients: Callable[..., tuple[Arrays, LossSums, Any]],
-        mesh: jax.sharding.Mesh,
-        say: Callable[[str], None],
-        begun: Path,
-    ) -> None:
-        self._gradients, self._say, self._begun = gradients, say, begun
-        self._whole = replicated(mesh)
-        self._kinds = jax.jit(_kinds, out_shardings=self._whole)
+    text: str
+    rows: tuple[int, ...] = ()
+    is_reproduced: bool = True
 
-    def __call__(self, done: int, seen: int, state: State, batch: Batch) -> str | None:
-        """Returns where the NaN/Inf of a bad step began; None if that cannot be examined.
 
-        All processes must call it.
+def examine(
+    gradients: Callable[..., tuple[Arrays, LossSums, Any]],
+    mesh: jax.sharding.Mesh,
+    params: Arrays,
+    extras: Arrays,
+    batch: Batch,
+    seen: int,
+) -> Origin:
+    """Computes the loss and the gradients of a step with checks.
 
-        Args:
-            done: completed steps before it.
-            seen: examples seen before it.
-            state: before it. The state after it is the same; a later one may have other parameters.
-            batch: of it.
+    Args:
+        gradients: from :func:`jaxtrain.training.step.build_gradients`.
+        mesh: over all devices.
+        params: before the step.
+        extras: likewise.
+        batch: of the step.
+        seen: examples seen before it.
+    """
+    whole = replicated(mesh)
+    not_finite = functools.partial(_not_finite, jax.jit(_kinds, out_shardings=whole))
+    for kind, arrays in (("parameter", params), ("model state", extras)):
+        if bad := not_finite(arrays):
+            return Origin(
+                f"{'/'.join(sorted(set(bad.values())))} in the {kind} {_listed(list(bad))} "
+                "before the step: an earlier step computed it, or the weights that the run "
+                "started from contain it"
+            )
+    if nan := [name for name, kind in not_finite(batch).items() if kind == "NaN"]:
+        each_B = [jnp.isnan(batch[name]).reshape(len(batch[name]), -1).any(1) for name in nan]
+        with_nan = np.flatnonzero(np.any(jax.device_get(each_B), axis=0)).tolist()
+        return Origin(f"NaN is in the batch's {_listed(nan)}", tuple(with_nan[:MOST_NAMED]))
 
-        Raises:
-            RunAgain: this process failed while the others may wait for it.
-        """
-        self._note(f"{done + 1}\n")
-        text = None
-        try:
-            text = self._examined(state, batch, seen)
-        except RunAgain:
-            raise
-        except Exception as error:  # a diagnosis must not end the run
-            why = f"loop.find_nan failed at step {done + 1}: {first_line(error)}"
-            if jax.process_count() > 1 and not isinstance(error, _NotCompiledError):
-                raise RunAgain(
-                    f"{why}: resume with --resume latest, which does not try it again"
-                ) from error
-            self._say(f"warning: {why}")
-        self._note("")
-        if text is not None and int(state.step) != done:
-            text += "; computed with the parameters after the next step"
-        return text
+    def function(*arguments: Any) -> Any:
+        grads, sums, *_ = gradients(*arguments)
+        finite = jnp.isfinite(sums.loss)  # the weight of some examples alone may be 0
+        for grad in grads.values():
+            finite &= jnp.isfinite(grad).all()
+        return means(grads, sums), sums.metrics, finite
 
-    def _note(self, text: str) -> None:
-        """Writes the file, or removes it if the text is empty, in process 0."""
-        if jax.process_index() == 0:
-            with contextlib.suppress(OSError):  # a diagnosis must not end the run
-                if text:
-                    write_whole(self._begun, text)
-                else:
-                    self._begun.unlink()
+    def checked(*arguments: Any) -> Any:
+        # checkify cannot continue after a shard_map that follows another operation (jax 0.10).
+        with per_device.without_shard_map():
+            both = checkify.checkify(function, errors=checkify.nan_checks)(*arguments)
+        error, ((loss, grads), metrics, finite) = both
+        losses = {"loss": loss} | {name: value[0] for name, value in metrics.items()}
+        largest = {name: jnp.abs(grad).max() for name, grad in grads.items()}
+        return error, _kinds(losses), _kinds(grads), largest, finite
 
-    def _examined(self, state: State, batch: Batch, seen: int) -> str:
-        for kind, arrays in (("parameter", state.params), ("model state", state.extras)):
-            if bad := self._not_finite(arrays):
-                return (
-                    f"{'/'.join(sorted(set(bad.values())))} in the {kind} {_listed(list(bad))} "
-                    "before the step: an earlier step computed it, or the weights that the run "
-                    "started from contain it"
-                )
-        if nan := [name for name, kind in self._not_finite(batch).items() if kind == "NaN"]:
-            return f"NaN is in the batch's {_listed(nan)}"
+    program = jax.jit(checked, out_shardings=whole)
+    chosen = jax.jit(
+        lambda batch, rows_B: {name: array[rows_B] for name, array in batch.items()},
+        out_shardings=batch_sharding(mesh),
+    )
 
-        def function(*arguments: Any) -> Any:
-            grads, sums, *_ = self._gradients(*arguments)
-            loss, grads = means(grads, sums)
-            return loss, sums.metrics, grads
+    def computed(rows_B: np.ndarray) -> Any:
+        numbers_B = jax.device_put(rows_B.astype(np.uint32), whole)
+        positions_B = jax.device_put((seen + rows_B).astype(np.uint32), whole)
+        part = chosen(dict(batch), numbers_B)
+        return jax.device_get(program(params, extras, part, positions_B))
 
-        def checked(*arguments: Any) -> Any:
-            # checkify cannot continue after a shard_map that follows another operation (jax 0.10).
-            with per_device.without_shard_map():
-                both = checkify.checkify(function, errors=checkify.nan_checks)(*arguments)
-            error, (loss, metrics, grads) = both
-            losses = {"loss": loss} | {name: value[0] for name, value in metrics.items()}
-            largest = {name: jnp.abs(grad).max() for name, grad in grads.items()}
-            return error, _kinds(losses), _kinds(grads), largest
+    every_B = np.arange(jax.tree.leaves(batch)[0].shape[0])
+    error, losses, grads, largest, finite = computed(every_B)
 
-        at = jnp.asarray(seen, jnp.uint32, device=state.examples_seen.sharding)
-        arguments = (state.params, state.extras, batch, at)
-        program = self._compiled(checked, arguments)
-        error, losses, grads, largest = jax.device_get(program(*arguments))
-        return _described(error, _named(losses), _named(grads), largest)
+    def is_bad(rows: np.ndarray) -> bool:  # repeated to a complete batch: the same program
+        return not computed(np.resize(rows, every_B.shape))[-1]
 
-    def _compiled(self, function: Callable[..., Any], arguments: Any) -> jax.stages.Compiled:
-        """Compiles a function in all processes.
+    origin = _described(error, _named(losses), _named(grads), largest)
+    alone = () if finite else itertools.islice(_bad_alone(is_bad, every_B), MOST_NAMED)
+    return dataclasses.replace(origin, rows=tuple(alone))
 
-        Raises:
-            _NotCompiledError: in all of them, if one cannot, for example because its host has too
-                little memory: the others would wait for it in the first collective.
-        """
-        program, failure = None, ""
-        try:
-            program = jax.jit(function, out_shardings=self._whole).lower(*arguments).compile()
-        except Exception as error:
-            failure = f"{type(error).__name__}: {first_line(error)}"
-        failures = process_group.gather("failure to compile loop.find_nan", failure)
-        for process, reason in enumerate(failures):
-            if reason:
-                raise _NotCompiledError(f"process {process} cannot compile the check ({reason})")
-        assert program is not None, "a process that fails has a reason"
-        return program
 
-    def _not_finite(self, arrays: Mapping[str, jax.Array]) -> dict[str, str]:
-        """Returns "NaN" or "Inf" for each array that has one."""
-        return _named(jax.device_get(self._kinds(dict(arrays))))
+def _bad_alone(is_bad: Callable[[np.ndarray], bool], rows: np.ndarray) -> Iterator[int]:
+    """Yields the examples of a bad part of a batch that are bad without the others."""
+    if len(rows) == 1:
+        yield int(rows[0])
+        return
+    for half in np.array_split(rows, 2):
+        if is_bad(half):
+            yield from _bad_alone(is_bad, half)
+
+
+def of_update(step: TrainStep, state: State, batch: Batch) -> str:
+    """Returns which parameters the optimizer makes NaN/Inf from finite gradients; "" if none.
+
+    Args:
+        step: compiled; must not donate the state.
+        state: before it.
+        batch: of it.
+    """
+    following, _ = step(state, batch)
+    bad = _not_finite(jax.jit(_kinds), following.params)
+    if not bad:
+        return ""
+    kinds = "/".join(sorted(set(bad.values())))
+    return f"the gradients are finite, but the optimizer computes {kinds} in {_listed(list(bad))}"
+
+
+def _not_finite(kinds: Callable[..., Any], arrays: Mapping[str, jax.Array]) -> dict[str, str]:
+    """Returns "NaN" or "Inf" for each array that has one; ``kinds`` is :func:`_kinds`, jitted."""
+    return _named(jax.device_get(kinds(dict(arrays))))
 
 
 def _kinds(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -182,8 +179,8 @@ def _described(
     losses: Mapping[str, str],
     grads: Mapping[str, str],
     largest: Mapping[str, np.ndarray],
-) -> str:
-    """Describes what the second computation found.
+) -> Origin:
+    """Describes what the computation found.
 
     Args:
         error: the first NaN.
@@ -194,13 +191,14 @@ def _described(
     if not losses and not grads:
         name = max(largest, key=lambda name: float(largest[name]))
         if largest[name] > float(jnp.finfo(jnp.float32).max) ** 0.5:
-            return (
+            return Origin(
                 f"the gradients are finite, but their norm is not: the gradient of {name} is up to "
                 f"{largest[name]:.2g}, whose square exceeds float32"
             )
-        return (
-            "not reproduced: a second computation of the step has only finite values; if this "
-            "happens again, check the devices with --loop.replay_every"
+        return Origin(
+            "not reproduced: the step has only finite values now; if this happens again, check "
+            "the devices of the run with --loop.replay_every",
+            is_reproduced=False,
         )
     where = [
         f"{kind} in {what}{_listed([name for name in kinds if kinds[name] == kind])}"
@@ -211,15 +209,15 @@ def _described(
     if "loss" not in losses:
         where.insert(0, "the loss is finite")
     if "NaN" not in {**losses, **grads}.values():
-        return f"no NaN, but {'; '.join(where)}"
+        return Origin(f"no NaN, but {'; '.join(where)}")
     try:
         error.throw()
     except checkify.JaxRuntimeError as first:
-        return (
+        return Origin(
             f"the first NaN is computed at {_line(first)}, unless a later operation masks it; "
             + "; ".join(where)
         )
-    return f"an unchecked operation computes the first NaN; {'; '.join(where)}"
+    return Origin(f"an unchecked operation computes the first NaN; {'; '.join(where)}")
 
 
 def _line(error: Exception) -> str:
@@ -257,16 +255,22 @@ def _shown(name: str) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the others."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def checked(step: TrainStep, rate_flag: str) -> TrainStep:
+def checked(step: TrainStep, rate_flag: str, keep: Callable[[State, Batch, str], str]) -> TrainStep:
     """Wraps a step so that it checks its metrics and the new parameters for NaN/Inf.
 
     It waits for each step. (``jax_debug_nans`` does not check ahead-of-time compiled functions.)
 
     The wrapped step raises InputError with the names of the arrays that contain NaN/Inf.
+
+    Args:
+        step: compiled; it must not donate the state if ``keep`` saves it.
+        rate_flag: the flag of the learning rate.
+        keep: saves the state before a step with NaN/Inf and its batch, with the reason; returns
+            the command that examines them, or "".
     """
 
     @jax.jit
@@ -282,11 +286,14 @@ def checked(step: TrainStep, rate_flag: str) -> TrainStep:
         good = jax.device_get(finite(following, metrics))
         bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
         if bad:
-            raise InputError(
+            why = (
                 f"step {number} (examples from {first} on) computes NaN/Inf in "
-                f"{', '.join(bad[:5])}"
-                + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-                + f": lower {rate_flag}, or check these examples"
+                f"{', '.join(bad[:5])}" + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+            )
+            command = keep(state, batch, why)
+            raise InputError(
+                f"{why}: lower {rate_flag}, or "
+                + (f"find the cause with: {command}" if command else "check these examples")
             )
         return following, metrics
 

@@ -1,0 +1,214 @@
+"""Keeps the first bad step of a run that bad steps end, and opens it again for ``find-nan``.
+
+A bad step changes neither parameters nor optimizer. So at the end of such a run, the state is the
+one before the first of the bad steps in a row, except for the number of examples seen and of bad
+steps. It is saved with the batch as a checkpoint in ``aside/``, from which no resume starts.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain import config
+from jaxtrain.checkpoint import pointer, same_run
+from jaxtrain.checkpoint.restore import restore
+from jaxtrain.checkpoint.saver import CheckpointSaver
+from jaxtrain.config import mesh_fit, record
+from jaxtrain.config.run_length import Position
+from jaxtrain.data import text, video  # noqa: F401  defines the configs of data
+from jaxtrain.data.contract import DataConfig
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.models import from_file
+from jaxtrain.models.contract import Batch
+from jaxtrain.sharding import batch_sharding, make_mesh
+from jaxtrain.training.diagnosis import nan_origin
+from jaxtrain.training.first_state import weights_from_files
+from jaxtrain.training.save_policy import RunMeta
+from jaxtrain.training.state import State, checksums, with_values
+from jaxtrain.training.step import build_gradients
+from jaxtrain.training.step_setup import StepSetup, build_without_data
+
+
+class BadStep(NamedTuple):
+    """A step whose loss or gradient is NaN/Inf.
+
+    Attributes:
+        position: of the run before it.
+        in_a_row: number of bad steps directly before it.
+        batch: as the step received it.
+        ids: of this process's examples.
+        what: the message about it.
+    """
+
+    position: Position
+    in_a_row: int
+    batch: Batch
+    ids: Sequence[int]
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeper:
+    """Saves a bad step.
+
+    Attributes:
+        checkpoints: writes it.
+        meta: metadata of the run's checkpoints.
+        target: shapes and shardings of what a checkpoint stores of the state.
+        batches: sharding of a batch.
+        command: what examines the saved step.
+        await_save: waits for an earlier save, whose failure was reported.
+        finish: waits for a copy in a bucket.
+        say: prints a line.
+    """
+
+    checkpoints: CheckpointSaver
+    meta: RunMeta
+    target: State
+    batches: jax.sharding.Sharding
+    command: str
+    await_save: Callable[[], object]
+    finish: Callable[[], object]
+    say: Callable[[str], None]
+
+    def __call__(self, bad: BadStep, state: State) -> str:
+        """Saves a bad step; returns the command that examines it, or "" if it cannot be saved.
+
+        Args:
+            bad: the step.
+            state: before it, or after it and any number of bad steps.
+        """
+        placed = functools.partial(
+            jnp.asarray, dtype=jnp.uint32, device=state.examples_seen.sharding
+        )
+        before = dataclasses.replace(
+            state,
+            examples_seen=placed(bad.position.seen),
+            skip_step=state.skip_step | {"bad_in_a_row": placed(bad.in_a_row)},
+            extras={name: state.extras[name] for name in self.target.extras},
+        )
+        rows = jax.tree.leaves(bad.batch)[0].shape[:1]
+        ids = np.asarray(bad.ids, np.uint32)
+        ids_B = jax.make_array_from_process_local_data(self.batches, ids, rows)
+        meta = self.meta.to_dict() | bad.position.to_meta() | {"bad_step": bad.what}
+        self.await_save()
+        try:
+            arrays = {"batch": bad.batch, "ids": ids_B}
+            self.checkpoints.save(before, meta, (pointer.BAD_STEP,), arrays)
+            self.checkpoints.wait()
+            self.finish()
+        except RunAgain as error:
+            self.say(f"warning: the bad step is not saved for find-nan: {error}")
+            return ""
+        return self.command
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A saved bad step, with what it is computed again with.
+
+    Attributes:
+        path: its pointer.
+        meta: its metadata.
+        setup: the step, for the devices of this machine.
+    """
+
+    path: Path
+    meta: Mapping[str, Any]
+    setup: StepSetup
+
+    @classmethod
+    def at(cls, path: Path) -> "Opened":
+        """Opens a saved bad step for as many devices of this machine as divide its batch.
+
+        Raises:
+            InputError: the model or a field of its config is unknown here.
+        """
+        meta = pointer.read_meta(path)
+        run = _run_of(meta, str(path))
+        devices = jax.devices()
+        rows = run.data.batch_size
+        count = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
+        run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, auto=False))
+        if count != run.mesh.devices:
+            changes = mesh_fit.fit_mesh(run, 1, count, "find-nan")
+            mesh = dataclasses.replace(
+                run.mesh, data=changes["mesh.data"], fsdp=changes["mesh.fsdp"]
+            )
+            optim = dataclasses.replace(run.optim, accumulate=changes["optim.accumulate"])
+            run = dataclasses.replace(run, mesh=mesh, optim=optim)
+        return cls(path, meta, build_without_data(run, make_mesh(run.mesh, devices[:count])))
+
+    def examine(self) -> tuple[nan_origin.Origin, Sequence[int]]:
+        """Returns where the NaN/Inf begins, and the ids of the examples that compute it alone.
+
+        Raises:
+            InputError: the arrays or the weights that the model reads from files are others.
+        """
+        setup, run = self.setup, self.setup.run
+        weights = weights_from_files(setup)
+        same_run.check_file_weights(str(self.path), self.meta["file_weights"], checksums(weights))
+        saved, placed = setup.saved, batch_sharding(setup.rule.mesh)
+        target: dict[str, Any] = {"params": saved.params, "extras": saved.extras}
+        target |= {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=placed)
+            for name, array in pointer.read_shapes(self.path).items()
+            if name == "ids" or name.startswith("batch.")
+        }
+        read = restore(self.path, target, subset=True)
+        batch = {
+            name.removeprefix("batch."): array
+            for name, array in read.items()
+            if name.startswith("batch.")
+        }
+        extras = setup.target.extras | read["extras"]
+        before = dataclasses.replace(setup.target, params=read["params"], extras=extras)
+        before = with_values(before, {}, weights)
+        gradients = build_gradients(
+            setup.definition,
+            setup.rule,
+            precision=run.precision,
+            accumulate=run.optim.accumulate,
+            seed=run.seed,
+            receive=run.received,
+        )
+        origin = nan_origin.examine(
+            gradients,
+            setup.rule.mesh,
+            before.params,
+            before.extras,
+            batch,
+            self.meta["examples_seen"],
+        )
+        if not origin.is_reproduced:  # the rest of the state is needed only for this
+            rest = {"step", "examples_seen", "opt", "skip_step"}
+            parts = {name: getattr(saved, name) for name in rest}
+            before = dataclasses.replace(before, **restore(self.path, parts, subset=True))
+            step = setup.compile_step(donate=False)
+            if of_update := nan_origin.of_update(step, before, batch):
+                origin = nan_origin.Origin(of_update)
+        return origin, np.asarray(read["ids"])[list(origin.rows)].tolist()
+
+
+def _run_of(meta: Mapping[str, Any], source: str) -> config.Run:
+    """Builds the config that a checkpoint has recorded; neither data nor devices are needed.
+
+    Raises:
+        InputError: the model or the data are not part of jaxtrain, or fields do not fit.
+    """
+    saved = meta["config"]
+    model = from_file.model_config(saved["model"], source, meta["model_file"])
+    kinds = {record.short_name(kind): kind for kind in from_file.below(DataConfig)}
+    if (name := saved["data"]["class"]) not in kinds:
+        raise InputError(
+            f"{source}: its data {name} are not part of jaxtrain: pass the config that it was "
+            "trained with, --config FILE.py"
+        )
+    data = from_file.section(kinds[name], saved["data"], source, "data")
+    return from_file.section(config.Run, saved | {"model": model, "data": data}, source, "run")
