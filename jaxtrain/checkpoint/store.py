@@ -213,10 +213,7 @@ class CheckpointStore:
             step: completed steps.
             content: of the pointer.
         """
-        for kind in kinds:
-            for later in self.steps(kind):
-                if later > step:
-                    self.set_aside(kind, later, SUPERSEDED)
+        self.set_aside_after(step, SUPERSEDED, kinds=kinds)
         # best/ first: it must exist once the run resumes from this one.
         for kind in [kind for kind in (BEST, CHECKPOINTS) if kind in kinds]:
             self._put(name_of(kind, step), content)
@@ -253,9 +250,11 @@ class CheckpointStore:
         )
         return to
 
-    def set_aside_after(self, step: int, aside: str, why: str = "") -> None:
+    def set_aside_after(
+        self, step: int, aside: str, why: str = "", *, kinds: Iterable[str] = KINDS
+    ) -> None:
         """Moves all pointers of later steps aside."""
-        for kind in KINDS:
+        for kind in kinds:
             for later in self.steps(kind):
                 if later > step:
                     self.set_aside(kind, later, aside, why)

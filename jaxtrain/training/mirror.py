@@ -39,6 +39,7 @@ from jaxtrain.checkpoint.pointer import (
     CHECKPOINTS,
     DAMAGED,
     KINDS,
+    SUPERSEDED,
     SUSPECT,
     Damaged,
     Pointer,
@@ -183,6 +184,7 @@ class Mirror:
         self._sent = _Sent()
         self._skipping = False
         self._commits = threading.Lock()
+        self._abandoned: set[str] = set()  # folders of saves before a rollback
         self._stopped = False  # nothing is completed in the bucket any more
         self._unexpected: Exception | None = None
         self._reported: set[str] = set()
@@ -491,6 +493,18 @@ class Mirror:
                     return problem
             time.sleep(_BETWEEN_TRIES_S)
 
+    def go_back_to(self, step: int) -> None:
+        """Moves what a rollback abandons in the bucket to ``superseded/``. Process 0.
+
+        A later one that is still uploaded does not appear in ``checkpoints/``.
+        """
+        with self._changed:
+            pending = (*self._work, *self._missed.values())
+        with self._commits:
+            self._abandoned |= {save.data for save in pending if save.step > step}
+            store, kinds = self._remote.store, (CHECKPOINTS,)
+            _tried(lambda: store.set_aside_after(step, SUPERSEDED, kinds=kinds))
+
     def close(self) -> None:
         """Copies the last lines of the files, and releases the lease."""
         if self._thread is not None:
@@ -653,7 +667,9 @@ class Mirror:
             if self._stopped:
                 return
             store = self._remote.store
-            store.commit(save.kinds, save.step, described.to_json())
+            abandoned = {CHECKPOINTS} if save.data in self._abandoned else set()
+            kinds = [kind for kind in save.kinds if kind not in abandoned]
+            store.commit(kinds, save.step, described.to_json())
             store.retain(self._keep, self._every, save.last_equal)
             store.collect(self.in_use())
             if self.own_disk:  # a launcher looks there for progress

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 
 from jaxtrain.checkpoint import candidates, pointer, resume
 from jaxtrain.checkpoint.restore import restore
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
+from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training.mirror import Mirror
 from jaxtrain.training.state import State, saved_part
 
@@ -58,6 +60,7 @@ class Rollback:
         Raises:
             InputError: no checkpoint exists, it cannot be read, or earlier rollbacks to it did
                 not help.
+            RunAgain: the disk or the bucket does not respond.
         """
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.skip_step["bad_in_a_row"])
@@ -103,4 +106,23 @@ class Rollback:
         else:
             saved = self._mirror.candidates_of(self._directory)
         path = resume.rollback_checkpoint(saved, done, self._every)
-        return "" if path is None else path.stem
+        if path is None:
+            return ""
+        self._abandon_after(int(path.stem))
+        return path.stem
+
+    def _abandon_after(self, step: int) -> None:
+        """Moves newer checkpoints aside, such as one that a stop saved between two regular ones.
+
+        Otherwise a run that is killed before its next save would resume from one of them. Those in
+        ``best/`` stay: their validations still count.
+        """
+        store = CheckpointStore(Folder(self._directory), self._say)
+        try:
+            store.set_aside_after(step, pointer.SUPERSEDED, kinds=(pointer.CHECKPOINTS,))
+        except OSError as error:
+            raise disk_trouble(
+                error, f"{self._directory} cannot be written", "make it writable"
+            ) from error
+        if self._mirror is not None:
+            self._mirror.go_back_to(step)

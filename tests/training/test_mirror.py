@@ -617,3 +617,24 @@ def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
     assert run_directory.origin(*of_second) == ""
     (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
     assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
+
+
+def test_a_rollback_moves_later_checkpoints_aside_in_the_bucket(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin().upload(2, 3, kinds=BOTH)
+    held, put = threading.Event(), first.bucket.put
+
+    def wait(name: str, *more: Any) -> None:
+        if name.startswith("data/4-"):
+            held.wait(60)
+        put(name, *more)
+
+    first.bucket.put = wait  # type: ignore[method-assign]
+    first.save(4, kinds=BOTH)  # its upload is under way
+    first.mirror.go_back_to(2)
+    assert (first.stored, first.stored_in("superseded")) == ([2], [3])
+    held.set()
+    first.finish()
+    assert first.stored == [2]
+    assert first.stored_in("best") == [4]  # its validation still counts
+    first.upload(5)
+    assert first.stored == [2, 5]
