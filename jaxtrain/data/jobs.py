@@ -200,8 +200,8 @@ def run(
         if tally.count:
             before = f"; {failed:,} failed before, without a change since" if failed else ""
             say(f"{skipped:,} of {len(mine):,} {things} are already done{before}")
-        token = place.token() if isinstance(engine, Ray) else None
-        work = functools.partial(_begin, begin, place, token)
+        mark = place.mark() if isinstance(engine, Ray) else None
+        work = functools.partial(_begin, begin, place, mark)
         with progress_bar.counted(doing, things, len(mine), tally.count, say) as show:
             for item, result in engine.map(work, todo):
                 record = _failed(item, KILLS) if result is None else result
@@ -381,8 +381,8 @@ def _complete(
 # One item, in a worker.
 
 
-def _begin(begin: Begin, place: "_Place", token: str | None, worker: Worker) -> Any:
-    if token is not None and place.token() != token:
+def _begin(begin: Begin, place: "_Place", mark: Path | None, worker: Worker) -> Any:
+    if mark is not None and not mark.is_dir():
         raise InputError(
             f"OUT {place.where} on {socket.gethostname()} is not the folder of this command: use a "
             "folder that all nodes share under the same path"
@@ -545,8 +545,8 @@ class _Place(abc.ABC):
             shutil.rmtree(folder, ignore_errors=True)
 
     @abc.abstractmethod
-    def token(self) -> str:
-        """Returns a text by which workers recognize the folder."""
+    def mark(self) -> Path | None:
+        """Makes an empty folder in OUT, which each worker must see; None if OUT is in a bucket."""
 
     @abc.abstractmethod
     def sizes(self) -> Callable[[str], int | None]:
@@ -637,14 +637,10 @@ class _Folder(_Place):
         with super().opened(say):
             yield
 
-    def token(self) -> str:
-        path = self._top / WORK / "token"
-        with contextlib.suppress(FileNotFoundError):
-            return path.read_text()
-        with contextlib.suppress(FileNotFoundError):  # a worker that does not see the folder
-            atomic.create_whole(path, secrets.token_hex(16))
-            return path.read_text()
-        return ""
+    def mark(self) -> Path:
+        folder = self.half_made()
+        folder.mkdir()
+        return folder
 
     def sizes(self) -> Callable[[str], int | None]:
         def size_of(name: str) -> int | None:
@@ -713,8 +709,8 @@ class _Bucket(_Place):
     def _store(self) -> Bucket:
         return bucket_folders.opened(self.where)
 
-    def token(self) -> str:
-        return ""
+    def mark(self) -> None:
+        return None
 
     def sizes(self) -> Callable[[str], int | None]:
         return self._store.sizes().get

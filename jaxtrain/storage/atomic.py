@@ -41,36 +41,6 @@ def write_whole(path: Path, data: bytes | str) -> None:
         file.write(content)
 
 
-def create_whole(path: Path, data: str) -> bool:
-    """Creates a file atomically, unless it exists.
-
-    Several processes may do so at once, also on different machines: one of them succeeds.
-
-    Args:
-        path: the file; its folder must exist.
-        data: the content, written as UTF-8.
-
-    Returns:
-        Whether this process created it.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with _beside(path) as beside:
-        beside.write_text(data, encoding="utf-8")
-        _finish(beside)
-        try:
-            os.link(beside, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links
-            if path.exists():
-                return False
-            os.replace(beside, path)
-    sync(path.parent)
-    return True
-
-
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[Path]:
     """Yields a temporary file in the same folder, which replaces ``path`` at the end of the block.
@@ -84,7 +54,8 @@ def appearing(path: Path) -> Iterator[Path]:
     """
     with _beside(path) as beside:
         yield beside
-        _finish(beside)
+        sync(beside)
+        os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
         os.replace(beside, path)
     sync(path.parent)
 
@@ -106,11 +77,6 @@ def _beside(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(name)
-
-
-def _finish(beside: Path) -> None:
-    sync(beside)
-    os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
 
 
 _OLD_S = 24 * 3600.0
@@ -152,7 +118,7 @@ def remove_leftovers(folder: Path, names: Collection[str] | None = None, *, alon
 
 
 def sync(path: str | Path) -> None:
-    """Flushes a file or folder to disk.
+    """Flushes a file, or a folder where its file system can, to disk.
 
     Raises:
         OSError: it may be lost if the power fails.
@@ -160,6 +126,12 @@ def sync(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems refuse it for every folder, such as some of FUSE and VirtualBox's shared
+        # folders. SQLite and PostgreSQL ignore it, too.
+        refused = error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if not refused:
+            raise
     finally:
         os.close(descriptor)
 
@@ -388,6 +360,9 @@ def _check_json(content: Any) -> None:
     raise RecursionError
 
 
+_PIECE_BYTES = 2**16
+
+
 def drop_torn_line(path: Path) -> None:
     """Drops an unfinished last line, left by a killed process.
 
@@ -395,10 +370,14 @@ def drop_torn_line(path: Path) -> None:
         OSError: the file cannot be written.
     """
     with open(path, "rb+") as file:
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            file.truncate(whole)
+        size = end = file.seek(0, os.SEEK_END)
+        for start in range(size - size % _PIECE_BYTES, -1, -_PIECE_BYTES):
+            file.seek(start)
+            end = start + file.read(_PIECE_BYTES).rfind(b"\n") + 1
+            if end > start:
+                break
+        if end < size:
+            file.truncate(end)
 
 
 def check_writable(flag: str, path: Path | None) -> None:

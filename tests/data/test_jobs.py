@@ -375,9 +375,12 @@ def test_a_worker_that_sees_another_folder_ends_the_command(case: Case) -> None:
     place = jobs._place(case.out)
     begin = functools.partial(jobs._begin, functools.partial(copying, case.top), place)
     with place.opened(print):
-        assert list(ONE.map(functools.partial(begin, place.token()), case.items()))
+        mark = place.mark()
+        assert mark is not None
+        assert list(ONE.map(functools.partial(begin, mark), case.items()))
+        mark.rmdir()
         with pytest.raises(InputError, match="is not the folder of this command: use a folder"):
-            list(ONE.map(functools.partial(begin, "the token of another folder"), case.items()))
+            list(ONE.map(functools.partial(begin, mark), case.items()))
 
 
 def test_two_commands_take_turns(case: Case) -> None:

@@ -1,7 +1,9 @@
 """Tests reading untrusted files."""
 
+import contextlib
 import errno
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -74,20 +76,32 @@ def test_an_output_file_that_cannot_be_written_is_rejected_early(tmp_path: Path)
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_one_of_several_creates_a_file(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "of_folder", "fails"),
+    [(errno.EINVAL, True, False), (errno.EINVAL, False, True), (errno.EIO, True, True)],
+)
+def test_a_file_system_may_refuse_to_sync_a_folder(
+    number: int, of_folder: bool, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Path) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_folder:
+            raise OSError(number, os.strerror(number))
 
-    if not links:
-        monkeypatch.setattr(os, "link", refuse)
-    path = tmp_path / "token"
-    assert atomic.create_whole(path, "first")
-    assert not atomic.create_whole(path, "second")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) if fails else contextlib.nullcontext():
+        atomic.write_whole(tmp_path / "file", "content")
+    assert fails or (tmp_path / "file").read_text() == "content"
+
+
+@pytest.mark.parametrize("end", [b"", b"torn", b"x" * 200_000])
+@pytest.mark.parametrize(
+    "whole", [b"", b"one\n", b"y" * 70_000 + b"\n", (b"z" * 99 + b"\n") * 2000]
+)
+def test_a_torn_line_is_dropped(whole: bytes, end: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(whole + end)
+    atomic.drop_torn_line(path)
+    assert path.read_bytes() == whole
 
 
 KILLED = """
@@ -97,17 +111,15 @@ from pathlib import Path
 from jaxtrain.storage import atomic
 os.fsync = lambda file: os._exit(9)  # the first one is of the temporary file
 path = Path(sys.argv[1])
-atomic.create_whole(path, "half") if sys.argv[2] == "create" else atomic.write_whole(path, "half")
+atomic.write_whole(path, "half")
 """
 
 
-@pytest.mark.parametrize(("name", "how"), [("token", "create"), ("a.b.npy", "write")])
-def test_what_a_killed_writer_left_is_found(
-    name: str, how: str, tmp_path: Path, checkout: Path
-) -> None:
+@pytest.mark.parametrize("name", ["token", "a.b.npy"])
+def test_what_a_killed_writer_left_is_found(name: str, tmp_path: Path, checkout: Path) -> None:
     wanted, others = tmp_path / name, (".claims", ".note.txt", f".{name}", name, f".{name}.short")
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, wanted, how], env=os.environ | {"PYTHONPATH": str(checkout)}
+        [sys.executable, "-c", KILLED, wanted], env=os.environ | {"PYTHONPATH": str(checkout)}
     )
     assert killed.returncode == 9
     for other in others:
