@@ -232,7 +232,7 @@ def test_a_rewind_that_a_full_disk_prevents_is_retried(
         log.emit(Metrics(step, {"train/loss": 1.0}))
         log.emit(BadStep(step, 8 * step, "nan", "nan", ids=[step]))
     with monkeypatch.context() as full:
-        full.setattr(json_lines, "write_whole", no_space)
+        full.setattr(json_lines.os, "truncate", no_space)
         log.emit(Rewound(1, 16))
         log.emit(Metrics(2, {"train/loss": 2.0}))  # must wait for the rewind
     steps = [record["step"] for record in json_lines.read(tmp_path / "metrics.jsonl")]
