@@ -311,6 +311,8 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
     before_text, text = place.read(_SET), json.dumps(current)
     if before_text == text.encode():
         return
+    if before_text is None:
+        _refuse_others(place)
     if before_text is not None:
         try:
             before = json.loads(before_text)
@@ -339,6 +341,17 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
                 "inputs; to start with other inputs, run the command once without --part"
             )
     place.write(_SET, text)
+
+
+def _refuse_others(place: "_Place") -> None:
+    """Refuses an OUT whose files are not outputs: one of the same name would be replaced."""
+    name = place.visible()
+    is_set = place.read(_SET) is not None  # another part may have begun since
+    if name and not is_set and next(iter(place.names_of_records()), None) is None:
+        raise InputError(
+            f"OUT {place.where} has files that this command did not write, such as {name}: use a "
+            "new or an empty folder"
+        )
 
 
 def _complete(
@@ -553,6 +566,10 @@ class _Place(abc.ABC):
         """Returns a function from the name of a file to its size; None if it does not exist."""
 
     @abc.abstractmethod
+    def visible(self) -> str | None:
+        """Returns the name of a file or folder that is not hidden; None if there is none."""
+
+    @abc.abstractmethod
     def names_of_records(self) -> Iterable[str]:
         """Returns the names of all records."""
 
@@ -651,6 +668,11 @@ class _Folder(_Place):
 
         return size_of
 
+    def visible(self) -> str | None:
+        names = os.listdir(self._top)
+        # The file system makes the folder lost+found.
+        return min((n for n in names if n[0] != "." and n != "lost+found"), default=None)
+
     def names_of_records(self) -> Iterable[str]:
         for path in (self._top / _RECORDS).glob("*/[!.]*.json"):
             yield path.relative_to(self._top).as_posix()
@@ -714,6 +736,9 @@ class _Bucket(_Place):
 
     def sizes(self) -> Callable[[str], int | None]:
         return self._store.sizes().get
+
+    def visible(self) -> str | None:
+        return min((name for name in self._store.sizes() if name[0] != "."), default=None)
 
     def names_of_records(self) -> Iterable[str]:
         return self._store.sizes(_RECORDS)

@@ -123,6 +123,26 @@ def test_each_input_has_an_output_a_record_and_a_place_in_the_report(case: Case)
     }
 
 
+def test_files_of_a_user_in_the_output_folder_are_never_replaced(case: Case) -> None:
+    """Such as the videos that were encoded, if their latents are decoded beside them."""
+    case.write(a="file", b="broken")
+    mine = {"a.made": "mine", "b.made": "mine", "c.txt": "mine", ".hidden": "mine"}
+    case.out.mkdir()
+    for name, text in mine.items():
+        (case.out / name).write_text(text)
+    words = "did not write, such as a.made: use a new or an empty folder"
+    for _ in range(2):
+        with pytest.raises(InputError, match=words):
+            case.run()
+    assert case.files() == mine
+    for name in ("a.made", "b.made", "c.txt"):
+        (case.out / name).unlink()
+    (case.out / "lost+found").mkdir()
+    assert case.run().made == 1
+    (case.out / ".jobs/set.json").unlink()  # its records still say whose files these are
+    assert case.run().skipped == 1
+
+
 def test_what_is_done_is_skipped_and_what_changed_is_made_again(case: Case) -> None:
     case.write(a="one", b="two", c="three", d="four")
     case.run()
