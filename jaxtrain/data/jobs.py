@@ -21,6 +21,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -540,8 +541,9 @@ class _Place(abc.ABC):
             ) from error
 
     def _remove_half_made(self) -> None:
-        for left in self.half.glob(f"{self.key}-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        ours = re.compile(re.escape(self.key) + "-[0-9a-f]{16}")  # of half_made
+        for left in filter(ours.fullmatch, os.listdir(self.half)):
+            shutil.rmtree(self.half / left, ignore_errors=True)
 
     def half_made(self) -> Path:
         """Returns a new path in :attr:`half`."""

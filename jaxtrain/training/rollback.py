@@ -108,21 +108,15 @@ class Rollback:
         path = resume.rollback_checkpoint(saved, done, self._every)
         if path is None:
             return ""
-        self._abandon_after(int(path.stem))
-        return path.stem
-
-    def _abandon_after(self, step: int) -> None:
-        """Moves newer checkpoints aside, such as one that a stop saved between two regular ones.
-
-        Otherwise a run that is killed before its next save would resume from one of them. Those in
-        ``best/`` stay: their validations still count.
-        """
-        store = CheckpointStore(Folder(self._directory), self._say)
+        # A kill before the next save must not resume from a newer one, such as one that a stop
+        # saved. Those in best/ stay: their validations still count.
+        step, store = int(path.stem), CheckpointStore(Folder(self._directory), self._say)
         try:
             store.set_aside_after(step, pointer.SUPERSEDED, kinds=(pointer.CHECKPOINTS,))
         except OSError as error:
             raise disk_trouble(
-                error, f"{self._directory} cannot be written", "make it writable"
+                error, f"cannot write in {self._directory}", "make it writable"
             ) from error
         if self._mirror is not None:
             self._mirror.go_back_to(step)
+        return path.stem

@@ -351,6 +351,18 @@ def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -
     assert json.loads(_text(bucket, "report.json"))["not_in_list"] == ["b.made"]
 
 
+def test_objects_of_a_user_in_the_bucket_are_never_replaced(case: Case, bucket: Bucket) -> None:
+    case.write(a="file")
+    bucket.put("a.made", b"mine")
+    with pytest.raises(
+        InputError, match=r"s3://bucket/out has files .*, such as a\.made: use a new"
+    ):
+        case.run(URL)
+    assert _text(bucket, "a.made") == "mine"
+    bucket.delete(["a.made"])
+    assert case.run(URL).made == 1
+
+
 def _text(bucket: Bucket, name: str) -> str:
     content = bucket.get(name)
     assert content is not None
