@@ -120,7 +120,7 @@ def newest_checkpoint(directory: Path) -> Newest:
     with contextlib.suppress(OSError):  # a disk that does not respond is as good as none
         if steps := pointer.steps(directory / "checkpoints"):
             return steps[-1]
-        if any((directory / aside).is_dir() for aside in (pointer.DAMAGED, pointer.SUSPECT)):
+        if (directory / pointer.ASIDE).is_dir():
             return UNUSABLE
         if directory.is_dir():
             return NONE

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxtrain.checkpoint import pointer, remote
-from jaxtrain.checkpoint.pointer import CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED, SUSPECT, Damaged
+from jaxtrain.checkpoint.pointer import (
+    ASIDE,
+    CHECKPOINTS,
+    DAMAGED,
+    KINDS,
+    SUPERSEDED,
+    SUSPECT,
+    Damaged,
+)
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.storage.disks import reason
@@ -50,7 +58,7 @@ class CheckpointCandidates:
         self.disk_is_shared = disk_counts
         self._disk_counts = disk_counts and not self.disk_is_behind
         self._verdicts: dict[str, str] = {}
-        self._fetched: set[str] = set()  # folders in data/
+        self._fetched: set[str] = set()  # folders of files
         self._bucket_steps: dict[str, list[int]] = {}  # kind -> steps in the bucket
 
     def steps(self, kind: str) -> list[int]:
@@ -81,7 +89,7 @@ class CheckpointCandidates:
                 return damage
             if on_disk:
                 self._say(f"warning: checkpoint {path} is damaged ({damage}): fetching it again")
-            damage = self.bucket_run.fetch(kind, step, self.directory)
+            damage = self.bucket_run.fetch(pointer.name_of(kind, step), self.directory)
             if not damage:
                 data = self.bucket_run.store.data_folder(kind, step)
                 self._fetched.add(data)
@@ -89,7 +97,7 @@ class CheckpointCandidates:
         return damage
 
     def set_aside(self, damaged: Damage) -> None:
-        """Moves damaged checkpoints to ``damaged/``; warns if the disk does not let it."""
+        """Moves damaged checkpoints to ``aside/``; warns if the disk does not let it."""
         self._bucket_steps = {}
         for (kind, step), why in damaged.items():
             for store in self._stores():
@@ -100,7 +108,7 @@ class CheckpointCandidates:
                     path = self.path(kind, step).with_suffix("")
                     self._say(
                         f"warning: checkpoint {path} is damaged ({why}) and skipped; it cannot be "
-                        f"moved to {DAMAGED}/ ({reason(error)})"
+                        f"moved to {ASIDE}/ ({reason(error)})"
                     )
 
     def adopt_disk(self) -> None:
@@ -123,11 +131,12 @@ class CheckpointCandidates:
                         self._disk.set_aside(kind, step, SUPERSEDED)
         remote.note(self.directory, self.bucket_run.bucket.url, self._fetched)
 
-    def unusable(self) -> str:
-        """Returns the folders with checkpoints that were moved because they must not be used."""
-        folders = [f"{aside}/{kind}" for aside in (DAMAGED, SUSPECT) for kind in KINDS]
-        return " and ".join(
-            folder for folder in folders if any(store.steps(folder) for store in self._stores())
+    def unusable(self) -> bool:
+        """Whether checkpoints were moved aside because they must not be used."""
+        return any(
+            store.why_aside(name).startswith((DAMAGED, SUSPECT))
+            for store in self._stores()
+            for name in store.asides()
         )
 
     def _bucket_counts(self, kind: str, step: int) -> bool:
@@ -139,11 +148,10 @@ class CheckpointCandidates:
         if not self._disk_counts or self.bucket_run is None:
             return True
         data = self.bucket_run.store.data_folder(kind, step)
-        aside = [f"{aside}/{kind}" for aside in (SUPERSEDED, SUSPECT) for kind in KINDS]
         if any(
-            data == self._disk.data_folder(folder, number)
-            for folder in aside
-            for number in self._disk.steps(folder)
+            data == self._disk.folder_of(f"{ASIDE}/{name}.json")
+            and self._disk.why_aside(name).startswith((SUPERSEDED, SUSPECT))
+            for name in self._disk.asides()
         ):
             return False
         on_disk = [number for folder in KINDS for number in self._disk.steps(folder)]

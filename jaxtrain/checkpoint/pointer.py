@@ -3,21 +3,22 @@
 In a run directory, and below the URL of a run in a bucket::
 
     checkpoints/<step>.json    pointer: the step, the metadata, the shapes of the arrays, and the
-                               size and checksums of every file below data/; written last, at once
+                               size and checksums of every file; written last, at once
     best/<step>.json           the same, of the best checkpoint; both may point to the same files
-    superseded/, damaged/, suspect/
-                               the same two folders again, of checkpoints that do not count: those
-                               abandoned by a resume from an earlier step, damaged ones, and those
-                               that a device may have computed wrongly (``loop.replay_every``)
-    data/<step>-<id>/state/    every array by its dotted name, "params.encoder.0.kernel", except
+    aside/<step>-<id>.json     the same, of a checkpoint that does not count: abandoned by a resume
+                               from an earlier step, damaged, or computed on a wrong device
+                               (``loop.replay_every``); the reason is in <step>-<id>.txt
+    checkpoints/files/<step>-<id>/state/
+                               every array by its dotted name, "params.encoder.0.kernel", except
                                those that the model reads from files, as Orbax writes them
-    data/<step>-<id>/NAME      files added by the data, such as tokenizer.json
+    checkpoints/files/<step>-<id>/NAME
+                               files added by the data, such as tokenizer.json
 
 A checkpoint is *complete* if its pointer can be read and every file has its size, and *intact* if
 every checksum also matches. A pointer is complete or missing, and its files never change: a step
 that is saved again gets another ``<id>``. So a checkpoint appears, moves and disappears with one
-small file, and its folder is never renamed. A folder in ``data/`` to which nothing points is
-deleted.
+small file. A folder in ``checkpoints/files/`` that this run has named
+(:func:`jaxtrain.storage.run_marker.folder_name`) and to which nothing points is deleted.
 
 A file has a checksum per 64 MiB, so that several threads can read a large one. Orbax itself does
 not notice damage: of 12 flipped bits in its data files it restored 12 without an error.
@@ -37,31 +38,32 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import sync
 from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.storage.run_marker import FORMAT
 
 if TYPE_CHECKING:
     import jax  # takes a second, and commands that only look do not need it
 
 CHECKPOINTS, BEST = "checkpoints", "best"
 KINDS = (CHECKPOINTS, BEST)
+ASIDE = "aside"
 SUPERSEDED, DAMAGED, SUSPECT = "superseded", "damaged", "suspect"
-ASIDES = (SUPERSEDED, DAMAGED, SUSPECT)
-EVERY_KIND = (*KINDS, *(f"{aside}/{kind}" for aside in ASIDES for kind in KINDS))
-DATA = "data"
+"""Why a checkpoint is aside: the first word of its reason."""
+FILES = "checkpoints/files"
 STATE = "state"  # folder of the arrays, in that of a checkpoint
 
 PIECE_BYTES = 2**26
-_FORMAT = 4
 _BUFFER_BYTES = 2**20
 # hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8
 _NAME = re.compile(r"(0|[1-9][0-9]*)\.json")
-_DATA_NAME = re.compile(rf"{DATA}/(\d+)-[0-9a-f]{{12,}}")
+_ASIDE_NAME = re.compile(r"(0|[1-9][0-9]*)-[0-9a-f]{12,}\.json")
+_FOLDER = re.compile(rf"{FILES}/(0|[1-9][0-9]*)-[0-9a-f]{{12,}}")
 # These mean that a file is lost. Any other error (a stale handle, EIO, no permission, too many open
 # files) may come from the disk, the mount or this process: the file may be readable again later.
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 FileList = dict[str, tuple[int, list[str]]]
-"""Path below the data folder -> (bytes, hexadecimal SHA-256 of each piece)."""
+"""Path in the folder of the files -> (bytes, hexadecimal SHA-256 of each piece)."""
 
 
 class Damaged(Exception):
@@ -75,7 +77,7 @@ class Pointer:
     Attributes:
         step: number of completed steps.
         saved: UTC time, such as ``2026-01-31T09:00:00Z``.
-        data: folder of the files in the run, such as ``data/12-0123456789ab``.
+        data: folder of the files in the run, such as ``checkpoints/files/12-0123456789abcdef``.
         meta: from the caller of :meth:`jaxtrain.checkpoint.saver.CheckpointSaver.save`.
         arrays: name -> ``{"shape": ..., "dtype": ...}``.
         files: every file.
@@ -103,7 +105,7 @@ class Pointer:
             OSError: a file cannot be read.
         """
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        folders = {path.parent for path in paths} | {folder, *folder.parents[:2]}
+        folders = {path.parent for path in paths} | {folder, *folder.parents[:3]}
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(sync, [*paths, *folders]))
         sizes = {path: path.stat().st_size for path in paths}
@@ -111,7 +113,7 @@ class Pointer:
         return cls(
             meta["step"],
             datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            f"{DATA}/{folder.name}",
+            f"{FILES}/{folder.name}",
             dict(meta),
             dict(arrays),
             {path.relative_to(folder).as_posix(): (sizes[path], digests[path]) for path in paths},
@@ -134,7 +136,7 @@ class Pointer:
             digest = raw.pop("sha256")
             if digest != _digest(raw):
                 raise Damaged("its pointer is damaged: its content does not match its checksum")
-            if raw.pop("format") != _FORMAT:
+            if raw.pop("format") != FORMAT:
                 raise InputError(
                     "it has the format of another version of jaxtrain: use the version that "
                     "wrote it"
@@ -150,7 +152,7 @@ class Pointer:
     def to_json(self) -> bytes:
         """Returns the stored form."""
         # Tuples become lists, so that the digest equals that of the parsed file.
-        content = json.loads(json.dumps(dataclasses.asdict(self) | {"format": _FORMAT}))
+        content = json.loads(json.dumps(dataclasses.asdict(self) | {"format": FORMAT}))
         return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode() + b"\n"
 
     def size(self) -> int:
@@ -198,10 +200,10 @@ class Pointer:
 
 
 def data_of(content: bytes | None) -> str:
-    """Returns the data folder that a pointer names, even if it is damaged; "" if it has none."""
+    """Returns the folder that a pointer names, even if it is damaged; "" if it has none."""
     match = re.search(rb'"data": ?"([^"]*)"', content or b"")
     data = match[1].decode(errors="replace") if match else ""
-    return data if _DATA_NAME.fullmatch(data) else ""
+    return data if _FOLDER.fullmatch(data) else ""
 
 
 def name_of(kind: str, step: int) -> str:
@@ -215,6 +217,22 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def step_aside(name: str) -> int | None:
+    """Returns the step of the file name of a pointer in ``aside/``; None if it is not one."""
+    match = _ASIDE_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def step_in(name: str) -> int:
+    """Returns the step in the path of a pointer, of any folder."""
+    return int(Path(name).stem.partition("-")[0])
+
+
+def is_aside(path: Path) -> bool:
+    """Whether a path has the form of a pointer in ``aside/``."""
+    return path.parent.name == ASIDE and step_aside(path.name) is not None
+
+
 def steps(folder: Path) -> list[int]:
     """Returns the steps of the pointers in ``checkpoints/`` or ``best/``, ascending."""
     names = os.listdir(folder) if folder.is_dir() else []
@@ -223,8 +241,7 @@ def steps(folder: Path) -> list[int]:
 
 def run_of(path: Path) -> Path:
     """Returns the run directory of a pointer on disk."""
-    above = path.parent.parent
-    return above.parent if above.name in ASIDES and path.parent.name in KINDS else above
+    return path.parent.parent
 
 
 def read(path: Path) -> Pointer:
@@ -235,15 +252,14 @@ def read(path: Path) -> Pointer:
         InputError: another version of jaxtrain wrote it.
         OSError: the disk does not respond.
     """
-    step = step_of(path.name)
     try:
-        if step is None:
+        if step_of(path.name) is None and not is_aside(path):
             raise FileNotFoundError
         content = path.read_bytes()
     except _MISSING:
         raise Damaged("there is no such checkpoint") from None
     try:
-        return Pointer.parse(content, step)
+        return Pointer.parse(content, step_in(path.name))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -330,7 +346,7 @@ def find(path: Path) -> Path | None:
     """Returns the pointer that a typed path names, with or without ``.json``; None if none does."""
     for pointer in (path, path.with_name(f"{path.name}.json")):
         is_name = step_of(pointer.name) is not None and pointer.parent.name in KINDS
-        if is_name and pointer.is_file():
+        if (is_name or is_aside(pointer)) and pointer.is_file():
             return pointer
     return None
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.pointer import (
-    ASIDES,
-    DATA,
-    EVERY_KIND,
+    ASIDE,
+    CHECKPOINTS,
     KINDS,
     Damaged,
     Pointer,
@@ -28,7 +27,7 @@ from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.terminal import Say
 
 IN_BUCKET = ".in-bucket"
-"""File of a run directory: a bucket and a ``data/STEP-ID`` that both have, one pair per line."""
+"""File of a run directory: a bucket and a folder of files that both have, one pair per line."""
 
 _AT_ONCE = 8  # files
 
@@ -49,14 +48,13 @@ class RemoteRun:
         self.bucket, self._say = bucket, say
         self.store = CheckpointStore(BucketFolder(bucket), say)
 
-    def fetch(self, kind: str, step: int, run_dir: Path) -> str:
+    def fetch(self, name: str, run_dir: Path) -> str:
         """Makes a run directory have a checkpoint, intact.
 
         Files that are there, for example from an interrupted fetch, are not fetched again.
 
         Args:
-            kind: ``checkpoints`` or ``best``.
-            step: its step.
+            name: of its pointer.
             run_dir: the run directory.
 
         Returns:
@@ -67,9 +65,9 @@ class RemoteRun:
             RunAgain: the disk is full.
         """
         try:
-            wanted, content = self.store.read(kind, step)
-            self._fetch_files(wanted, f"{kind}/{step}", run_dir)
-            path = run_dir / pointer.name_of(kind, step)
+            wanted, content = self.store.read(name)
+            self._fetch_files(wanted, name.removesuffix(".json"), run_dir)
+            path = run_dir / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         except Damaged as why:
@@ -88,13 +86,10 @@ class RemoteRun:
             OSError: the disk does not let it.
         """
         disk = CheckpointStore(Folder(run_dir))
-        for kind in EVERY_KIND:
-            stored = self.store.steps(kind)
-            for step in disk.steps(kind):
-                if step not in stored or disk.data_folder(kind, step) != self.store.data_folder(
-                    kind, step
-                ):
-                    disk.place.delete(pointer.name_of(kind, step))
+        stored = set(self.store.pointers())
+        for name in list(disk.pointers()):
+            if name not in stored or disk.folder_of(name) != self.store.folder_of(name):
+                disk.place.delete(name)
         CheckpointStore(Folder(run_dir)).collect()
 
     def _fetch_files(self, wanted: Pointer, shown: str, run_dir: Path) -> None:
@@ -219,7 +214,7 @@ def run_to_read(
     """
     url = normalized(text, "RUN")
     with reading(url, cache_root, say) as (remote, local):
-        separate = (*KINDS, *ASIDES, DATA)
+        separate = (*KINDS, ASIDE)
         sizes = remote.bucket.sizes()
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
@@ -229,19 +224,19 @@ def run_to_read(
             lambda name: name.partition("/")[0] not in separate and not name.startswith(".")
         )
         if damaged is not None:
-            shutil.rmtree(local / DATA, ignore_errors=True)  # what is in the bucket is verified
-            for kind in EVERY_KIND:
-                _fetch_all(remote, kind, local, damaged)
+            # What is in the bucket is verified.
+            shutil.rmtree(local / CHECKPOINTS, ignore_errors=True)
+            for name in list(remote.store.pointers()):
+                _fetch_any(remote, name, local, damaged)
             remote.forget(local)
     return local
 
 
-def _fetch_all(remote: RemoteRun, kind: str, local: Path, damaged: dict[str, str]) -> None:
-    for step in remote.store.steps(kind):
-        path = local / pointer.name_of(kind, step)
-        if damage := remote.fetch(kind, step, local):
-            damaged[f"{kind}/{step}"] = damage
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(remote.store.place.get(pointer.name_of(kind, step)) or b"")
-        if reason := remote.store.place.get(f"{kind}/{step}.txt"):
-            path.with_suffix(".txt").write_bytes(reason)
+def _fetch_any(remote: RemoteRun, name: str, local: Path, damaged: dict[str, str]) -> None:
+    path = local / name
+    if damage := remote.fetch(name, local):
+        damaged[name.removesuffix(".json")] = damage
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(remote.store.place.get(name) or b"")
+    if reason := remote.store.place.get(f"{name.removesuffix('.json')}.txt"):
+        path.with_suffix(".txt").write_bytes(reason)

@@ -7,7 +7,7 @@ The rules for a run, which :func:`choose` (1 to 4, 7), :func:`check_directory` (
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
 2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
    ``--output-dir``, or without that flag, of the run in ``output/NAME`` that saved last. Damaged
-   ones are moved to ``damaged/``. Without any checkpoint, the run starts fresh, or from the other
+   ones are moved to ``aside/``. Without any checkpoint, the run starts fresh, or from the other
    run's checkpoint that its last start began with (``run_directory.origin``); with only damaged or
    suspect ones, it is refused, and nothing moves.
 3. ``--resume STEP``: that step of ``--output-dir``; refused if it is missing or damaged.
@@ -18,7 +18,7 @@ The rules for a run, which :func:`choose` (1 to 4, 7), :func:`check_directory` (
 6. Refused if the data, the seed or the meaning of the parameters differ.
 7. A run with a copy in a bucket looks in both places. What one lacks or has damaged, the other may
    have. If another machine has continued the run in the bucket, what is on this disk does not
-   count, and is moved to ``superseded/``. No clocks are compared: the disk has a list of what it
+   count, and is moved to ``aside/``. No clocks are compared: the disk has a list of what it
    gave to the bucket.
 """
 
@@ -31,7 +31,8 @@ from pathlib import Path
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, Damage, newest_intact
-from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS, DAMAGED, KINDS, SUSPECT, Damaged
+from jaxtrain.checkpoint.pointer import ASIDE, BEST, CHECKPOINTS, KINDS, Damaged
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
@@ -113,8 +114,8 @@ def _latest(checkpoints: CheckpointCandidates, say: Say) -> Path | None:
 def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
     """Returns why a run without an intact checkpoint must not start from scratch; "" if it may."""
     problems = [f"{kind}/{step}: {why}" for (kind, step), why in damaged.items()]
-    if not problems and (folders := checkpoints.unusable()):
-        problems = [f"all are in {folders}"]
+    if not problems and checkpoints.unusable():
+        problems = [f"damaged or suspect ones are in {ASIDE}/"]
     if not problems:
         return ""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -166,7 +167,7 @@ def checkpoint_at(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS)
             "directory"
         )
     directory = path if named is None else pointer.run_of(named)
-    if named is not None and directory != named.parent.parent:  # in damaged/ or another aside
+    if named is not None and pointer.is_aside(named):
         if damage := pointer.verify(named):
             raise InputError(f"{flag}: {named} is not a complete checkpoint ({damage})")
         return named
@@ -288,16 +289,14 @@ def _last_save(run_dir: Path) -> str:
     if not run_dir.is_dir():
         return ""
     last = ""
-    for aside in ("", DAMAGED, SUSPECT):
-        for kind in KINDS:
-            for step in pointer.steps(run_dir / aside / kind):
-                path = run_dir / aside / pointer.name_of(kind, step)
-                try:
-                    saved = pointer.read(path).saved
-                except (Damaged, InputError):
-                    when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
-                    saved = when.strftime("%Y-%m-%dT%H:%M:%SZ")
-                last = max(last, saved)
+    for name in CheckpointStore(Folder(run_dir)).pointers():
+        path = run_dir / name
+        try:
+            saved = pointer.read(path).saved
+        except (Damaged, InputError):
+            when = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+            saved = when.strftime("%Y-%m-%dT%H:%M:%SZ")
+        last = max(last, saved)
     return last
 
 

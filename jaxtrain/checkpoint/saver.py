@@ -1,7 +1,7 @@
 """Saves checkpoints in the background, and keeps the newest and the best.
 
-Orbax writes the arrays into a new folder in ``data/``. When all processes have written theirs,
-process 0 hashes the files and writes the pointer, which completes the checkpoint
+Orbax writes the arrays into a new folder of ``checkpoints/files/``. When all processes have
+written theirs, process 0 hashes the files and writes the pointer, which completes the checkpoint
 (:mod:`jaxtrain.checkpoint.pointer`).
 """
 
@@ -22,12 +22,13 @@ import jax
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer
-from jaxtrain.checkpoint.pointer import CHECKPOINTS, DATA, STATE, SUSPECT, Pointer
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, FILES, STATE, SUSPECT, Pointer
 from jaxtrain.checkpoint.restore import named, shapes_of
-from jaxtrain.checkpoint.store import CheckpointStore, Folder
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, claim
 from jaxtrain.distributed import key_value
 from jaxtrain.distributed.key_value import FailedElsewhere, Votes
 from jaxtrain.errors import RunAgain
+from jaxtrain.storage import run_marker
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import FREE_SPACE, cure_of, disk_trouble, reason
 
@@ -65,7 +66,7 @@ class Save:
     Attributes:
         step: completed steps.
         kinds: ``checkpoints``, ``best``, or both.
-        data: folder of its files in the run directory, such as ``data/12-0123456789ab``.
+        data: folder of its files in the run directory (:data:`pointer.FILES`).
         content: its pointer; with a disk for each process, one that lists this process's files.
         last_equal: see :class:`CheckpointSaver`.
     """
@@ -87,7 +88,7 @@ class Uploader(Protocol):
         """Begins to copy a checkpoint, unless there is a problem in some process."""
 
     def in_use(self) -> set[str]:
-        """Returns the folders in ``data/`` that must not be deleted yet."""
+        """Returns the folders of files that must not be deleted yet."""
 
 
 class CheckpointSaver:
@@ -114,7 +115,7 @@ class CheckpointSaver:
             before it, is kept. None if steps are not replayed.
 
     Raises:
-        InputError: ``run_dir`` cannot be created or read.
+        InputError: ``run_dir`` cannot be created or read, or has files of a user.
         RunAgain: a temporary failure of the disk.
     """
 
@@ -149,11 +150,14 @@ class CheckpointSaver:
         self._last_saved_key: tuple[int, int] | None = None  # step and examples seen
         try:
             if self._owns_folders:
-                (self._run_dir / DATA).mkdir(parents=True, exist_ok=True)
+                self._run_dir.mkdir(parents=True, exist_ok=True)
+                claim(self._store.place, "run directory")
+                (self._run_dir / FILES).mkdir(parents=True, exist_ok=True)
                 if resumed is not None and not own_disk:
-                    step = int(resumed.stem)
-                    if resumed.parent.parent.name in pointer.ASIDES:
-                        self._store.commit((CHECKPOINTS,), step, resumed.read_bytes())
+                    step = pointer.step_in(resumed.name)
+                    if pointer.is_aside(resumed):
+                        self._store.bring_back(resumed.stem)
+                        resumed = self._run_dir / pointer.name_of(CHECKPOINTS, step)
                     self._store.go_back_to(step)
                 self._collect()
             self._newest = self._newest_step()
@@ -164,9 +168,12 @@ class CheckpointSaver:
                 error, f"{run_dir} cannot be read or written", "choose another --output-dir"
             ) from error
         store = key_value.of_run()
-        self._start_id = store.decide(
-            "checkpoint folders", lambda: secrets.token_hex(4), SAVE_TIMEOUT_S
-        )
+        # Of process 0, whose directory may be another one.
+        self._run_id, self._start_id = store.decide(
+            "checkpoint folders",
+            lambda: f"{self._store.run_id}-{secrets.token_hex(4)}",
+            SAVE_TIMEOUT_S,
+        ).split("-")
         self._count = 0
         self._args = ocp.args
         self._votes = Votes(store, SAVE_TIMEOUT_S)
@@ -204,7 +211,9 @@ class CheckpointSaver:
             return
         self._votes.begin()
         self._count += 1
-        data = f"{DATA}/{step}-{self._start_id}{self._count:04x}" if same is None else same.data
+        unique = f"{self._start_id}{self._count:04x}"
+        folder = f"{FILES}/{run_marker.folder_name(self._run_id, step, unique)}"
+        data = folder if same is None else same.data
         for vote, action in (
             ("prepare", lambda: self._prepare(data)),
             ("mounted", self._check_mounted),
@@ -235,7 +244,7 @@ class CheckpointSaver:
         self._thread.start()
 
     def suspect_after(self, step: int, why: str) -> None:
-        """Moves the pointers of later steps on this disk to ``suspect/``. Process 0.
+        """Moves the pointers of later steps on this disk to ``aside/``. Process 0.
 
         Args:
             step: the last one whose replay gave the same result.
@@ -310,7 +319,7 @@ class CheckpointSaver:
         Raises:
             OSError: the directory is gone or was replaced.
         """
-        folder = self._run_dir / DATA
+        folder = self._run_dir / FILES
         if self._data_fd is None:
             self._data_fd = _opened(folder, wait=not self._owns_folders)
         if not os.path.samestat(os.fstat(self._data_fd), os.stat(folder)):
@@ -401,16 +410,14 @@ class CheckpointSaver:
             return
         if self._last_saved is not None and data == self._last_saved.data:
             return
-        if any(
-            self._store.data_folder(kind, step) == data for kind, step in self._store.pointers()
-        ):
+        if any(self._store.folder_of(name) == data for name in self._store.pointers()):
             return
         if _failure_of(self._check_mounted):  # TensorStore recreates missing folders
-            for folder in (self._run_dir / data, self._run_dir / DATA):
+            for folder in (self._run_dir / data, self._run_dir / FILES):
                 _failure_of(folder.rmdir)
             return
         for _ in range(20):  # other writes may still create files
-            _failure_of(lambda: self._store.place.delete_data([data]))
+            _failure_of(lambda: self._store.place.delete_folder(data))
             time.sleep(0.1)
             if not (self._run_dir / data).exists():
                 return

@@ -1,12 +1,16 @@
 """The checkpoints of a run, in its directory or in a bucket: one set of rules for both.
 
 :class:`CheckpointStore` knows the rules: which pointers are moved aside, kept and deleted, and
-which folders in ``data/`` nothing needs. A place knows how a small file is listed, read, written
-and deleted: :class:`Folder` on a disk, :class:`BucketFolder` in an object store. See
+which folders of files nothing needs. A place knows how a small file is listed, read, written and
+deleted: :class:`Folder` on a disk, :class:`BucketFolder` in an object store. See
 :mod:`jaxtrain.checkpoint.pointer` for what is where.
+
+Nothing is deleted that the run did not write: a place without the run's marker has no files of a
+run, and of a symbolic link only the link itself is looked at.
 """
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,33 +18,36 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxtrain.checkpoint.pointer import (
+    ASIDE,
     BEST,
     CHECKPOINTS,
-    DATA,
-    EVERY_KIND,
+    FILES,
     KINDS,
     SUPERSEDED,
     Damaged,
     Pointer,
     data_of,
     name_of,
+    step_aside,
+    step_in,
     step_of,
 )
 from jaxtrain.errors import InputError
-from jaxtrain.storage.atomic import sync, write_whole
+from jaxtrain.storage import run_marker
+from jaxtrain.storage.atomic import create_whole, sync, write_whole
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.terminal import Say
 
 
 class Place(Protocol):
-    """Small files below a run directory or the URL of a run, and folders in ``data/``."""
+    """Small files below a run directory or the URL of a run, and the folders of checkpoints."""
 
     @property
     def shown(self) -> str:
         """Returns the path or the URL."""
 
     def names(self, folder: str) -> list[str]:
-        """Returns the names of the files in a folder; [] if it does not exist."""
+        """Returns the names in a folder, "" for the topmost; [] if it does not exist."""
 
     def get(self, name: str) -> bytes | None:
         """Returns the content of a file; None if there is none."""
@@ -48,14 +55,14 @@ class Place(Protocol):
     def put(self, name: str, content: bytes) -> None:
         """Writes a file, which appears complete or not at all."""
 
+    def create(self, name: str, content: bytes) -> None:
+        """Writes a file, unless it exists."""
+
     def delete(self, name: str) -> None:
         """Deletes a file."""
 
-    def data_folders(self) -> set[str]:
-        """Returns the folders in ``data/``, such as ``data/12-0123456789ab``."""
-
-    def delete_data(self, folders: Iterable[str]) -> None:
-        """Deletes folders in ``data/``."""
+    def delete_folder(self, folder: str) -> None:
+        """Deletes a folder with all that is in it."""
 
 
 class Folder:
@@ -95,19 +102,26 @@ class Folder:
             sync(path.parent.parent)
         write_whole(path, content)
 
+    def create(self, name: str, content: bytes) -> None:
+        """Writes a new file."""
+        create_whole(self.run_dir / name, content.decode())
+
     def delete(self, name: str) -> None:
         """Deletes a file."""
-        (self.run_dir / name).unlink(missing_ok=True)
+        path = self.run_dir / name
+        if not self._is_link(path.parent):
+            path.unlink(missing_ok=True)
 
-    def data_folders(self) -> set[str]:
-        """Lists ``data/``."""
-        return {f"{DATA}/{name}" for name in self.names(DATA)}
-
-    def delete_data(self, folders: Iterable[str]) -> None:
-        """Deletes folders."""
-        for folder in folders:
+    def delete_folder(self, folder: str) -> None:
+        """Deletes a folder."""
+        path = self.run_dir / folder
+        if path.is_dir() and not self._is_link(path):
             with contextlib.suppress(FileNotFoundError):  # another thread still writes there
-                shutil.rmtree(self.run_dir / folder)
+                shutil.rmtree(path)
+
+    def _is_link(self, path: Path) -> bool:
+        """Whether a symbolic link leads to a folder in the run directory."""
+        return path.resolve() != self.run_dir.resolve() / path.relative_to(self.run_dir)
 
 
 class BucketFolder:
@@ -127,7 +141,7 @@ class BucketFolder:
 
     def names(self, folder: str) -> list[str]:
         """Lists a folder."""
-        return [name.removeprefix(f"{folder}/") for name in self.bucket.sizes(folder)]
+        return self.bucket.names(folder)
 
     def get(self, name: str) -> bytes | None:
         """Reads a file."""
@@ -138,18 +152,35 @@ class BucketFolder:
         """Writes a file."""
         self.bucket.put(name, content)
 
+    def create(self, name: str, content: bytes) -> None:
+        """Writes a new file."""
+        self.bucket.put_if(name, content, None)
+
     def delete(self, name: str) -> None:
         """Deletes a file."""
         self.bucket.delete([name])
 
-    def data_folders(self) -> set[str]:
-        """Lists ``data/``."""
-        return {"/".join(name.split("/")[:2]) for name in self.bucket.sizes(DATA)}
+    def delete_folder(self, folder: str) -> None:
+        """Deletes a folder."""
+        self.bucket.delete(list(self.bucket.sizes(folder)))
 
-    def delete_data(self, folders: Iterable[str]) -> None:
-        """Deletes folders."""
-        for folder in folders:
-            self.bucket.delete(list(self.bucket.sizes(folder)))
+
+def claim(place: Place, flag: str) -> str:
+    """Marks a new or empty place as a run's, and returns the id of the run that it has.
+
+    Args:
+        place: may be a run already.
+        flag: that names it, for messages.
+
+    Raises:
+        InputError: it has other files, or is a run of another version.
+        OSError, RunAgain: it cannot be written.
+    """
+    while not (content := place.get(run_marker.NAME)):
+        if refusal := run_marker.refusal(place.shown, flag, place.names("")):
+            raise InputError(refusal)
+        place.create(run_marker.NAME, run_marker.new().encode())  # or another process has
+    return run_marker.run_id(content, place.shown)
 
 
 class CheckpointStore:
@@ -166,38 +197,67 @@ class CheckpointStore:
     def __init__(self, place: Place, say: Say = lambda line: None) -> None:
         self.place, self._say = place, say
         self._data: dict[str, str] = {}  # name of a pointer -> its folder
+        self._run_id = ""
+
+    @property
+    def run_id(self) -> str:
+        """Returns the id of the run; "" without a marker.
+
+        Raises:
+            InputError: the marker is damaged, or of another version.
+        """
+        if not self._run_id and (content := self.place.get(run_marker.NAME)) is not None:
+            self._run_id = run_marker.run_id(content, self.place.shown)
+        return self._run_id
 
     def steps(self, kind: str = CHECKPOINTS) -> list[int]:
         """Returns the steps of the pointers in a folder, such as ``"best"``, ascending."""
         numbers = map(step_of, self.place.names(kind))
         return sorted(step for step in numbers if step is not None)
 
-    def pointers(self) -> Iterator[tuple[str, int]]:
-        """Yields the folder and the step of each pointer, also of those aside."""
-        for kind in EVERY_KIND:
-            for step in self.steps(kind):
-                yield kind, step
+    def asides(self) -> list[str]:
+        """Returns the names of the checkpoints in ``aside/``, ``STEP-ID``, ordered by step."""
+        names = [name for name in self.place.names(ASIDE) if step_aside(name) is not None]
+        return sorted(
+            (name.removesuffix(".json") for name in names),
+            key=lambda name: (int(name.partition("-")[0]), name),
+        )
 
-    def read(self, kind: str, step: int) -> tuple[Pointer, bytes]:
-        """Returns a pointer and its stored form.
+    def why_aside(self, name: str) -> str:
+        """Returns why a checkpoint is in ``aside/``: ``superseded``, or ``damaged: ...``."""
+        reason = self.place.get(f"{ASIDE}/{name}.txt") or b""
+        return reason.decode(errors="replace").strip()
+
+    def pointers(self) -> Iterator[str]:
+        """Yields the name of each pointer, also of those aside."""
+        for kind in KINDS:
+            for step in self.steps(kind):
+                yield name_of(kind, step)
+        for name in self.asides():
+            yield f"{ASIDE}/{name}.json"
+
+    def read(self, name: str) -> tuple[Pointer, bytes]:
+        """Returns the pointer with a name, and its stored form.
 
         Raises:
             Damaged: it is missing or damaged.
             InputError: another version wrote it, or the bucket cannot be read.
             OSError, RunAgain: it cannot be read at the moment.
         """
-        name = name_of(kind, step)
         content = self.place.get(name)
         if content is None:
             raise Damaged("there is no such checkpoint")
         try:
-            return Pointer.parse(content, step), content
+            return Pointer.parse(content, step_in(name)), content
         except InputError as error:
             raise InputError(f"{self.place.shown}/{name}: {error}") from None
 
     def data_folder(self, kind: str, step: int) -> str:
         """Returns the folder of a checkpoint's files; "" if its pointer is damaged."""
-        name = name_of(kind, step)
+        return self.folder_of(name_of(kind, step))
+
+    def folder_of(self, name: str) -> str:
+        """Returns the folder of the files of a pointer; "" if it is damaged."""
         if folder := self._data.get(name) or data_of(self.place.get(name)):
             self._data[name] = folder
         return folder
@@ -205,8 +265,8 @@ class CheckpointStore:
     def commit(self, kinds: Iterable[str], step: int, content: bytes) -> None:
         """Makes a checkpoint appear, whose files exist.
 
-        Later steps were abandoned by a resume or a rollback: they are moved to ``superseded/``, as
-        they would count as the newest.
+        Later steps were abandoned by a resume or a rollback: they are moved to ``aside/``, as they
+        would count as the newest.
 
         Args:
             kinds: ``checkpoints``, ``best``, or both; later steps in the others stay.
@@ -218,32 +278,34 @@ class CheckpointStore:
         for kind in [kind for kind in (BEST, CHECKPOINTS) if kind in kinds]:
             self._put(name_of(kind, step), content)
 
-    def set_aside(self, kind: str, step: int, aside: str, why: str = "") -> str:
-        """Moves a pointer aside, with a file that has the reason; reports it.
-
-        An earlier checkpoint of the same step there is forgotten.
+    def set_aside(self, kind: str, step: int, category: str, why: str = "") -> str:
+        """Moves a pointer to ``aside/``, with a file that has the reason; reports it.
 
         Args:
             kind: ``checkpoints`` or ``best``.
             step: its step.
-            aside: where to, such as ``damaged``.
-            why: the reason, if the checkpoint cannot be used.
+            category: ``superseded``, ``damaged`` or ``suspect``.
+            why: more about a checkpoint that cannot be used.
 
         Returns:
             The new path in the run.
         """
         name = name_of(kind, step)
-        to = f"{aside}/{name}"
         content = self.place.get(name)
         if content is None:  # it was deleted meanwhile
-            return to
-        if why:
-            self.place.put(f"{to.removesuffix('.json')}.txt", f"{why}\n".encode())
-        self._put(to, content)
+            return ""
+        folder = data_of(content).rpartition("/")[2]
+        if not folder:  # the pointer is damaged
+            unique = hashlib.sha256(content).hexdigest()[:12]
+            folder = run_marker.folder_name(self.run_id, step, unique)
+        to = f"{ASIDE}/{folder}"
+        reason = f"{category}: {why}" if why else category
+        self.place.put(f"{to}.txt", f"{reason}\n".encode())
+        self._put(f"{to}.json", content)
         self.place.delete(name)
         self._data.pop(name, None)
         shown = self.place.shown
-        state = f"{aside} ({why})" if why else aside
+        state = f"{category} ({why})" if why else category
         self._say(
             f"{'warning: ' if why else ''}checkpoint {shown}/{kind}/{step} is {state}: moved to "
             f"{shown}/{to}"
@@ -251,16 +313,53 @@ class CheckpointStore:
         return to
 
     def set_aside_after(
-        self, step: int, aside: str, why: str = "", *, kinds: Iterable[str] = KINDS
+        self, step: int, category: str, why: str = "", *, kinds: Iterable[str] = KINDS
     ) -> None:
         """Moves all pointers of later steps aside."""
         for kind in kinds:
             for later in self.steps(kind):
                 if later > step:
-                    self.set_aside(kind, later, aside, why)
+                    self.set_aside(kind, later, category, why)
+
+    def bytes_aside(self) -> int:
+        """Returns the bytes of the files that only checkpoints in ``aside/`` need."""
+        used = {self.data_folder(kind, step) for kind in KINDS for step in self.steps(kind)}
+        sizes: dict[str, int] = {}
+        for name in self.asides():
+            with contextlib.suppress(Damaged, InputError):
+                pointer, _ = self.read(f"{ASIDE}/{name}.json")
+                sizes[pointer.data] = 0 if pointer.data in used else pointer.size()
+        return sum(sizes.values())
+
+    def bring_back(self, name: str) -> None:
+        """Makes a checkpoint of ``aside/`` the newest one of the run.
+
+        Args:
+            name: ``STEP-ID``.
+        """
+        step, content = int(name.partition("-")[0]), self.place.get(f"{ASIDE}/{name}.json")
+        if content is not None:
+            self.commit((CHECKPOINTS,), step, content)
+            self._forget_aside(name)
+
+    def prune(self, keep: int = 0) -> list[str]:
+        """Deletes the checkpoints in ``aside/``; returns their names. Their files are collected.
+
+        Args:
+            keep: number of those with the latest steps to keep.
+        """
+        names = self.asides()
+        pruned = [
+            name
+            for name in names[: max(0, len(names) - keep)]
+            if run_marker.step_of_folder(name, self.run_id) is not None
+        ]
+        for name in pruned:
+            self._forget_aside(name)
+        return pruned
 
     def go_back_to(self, step: int) -> None:
-        """Moves what a resume from a step abandons to ``superseded/``, before the run continues.
+        """Moves what a resume from a step abandons to ``aside/``, before the run continues.
 
         Otherwise a run that is killed before its first save would resume from a later one. A later
         one in ``best/`` alone is not abandoned: it was saved between two regular ones.
@@ -294,10 +393,20 @@ class CheckpointStore:
         Args:
             keep: folders that are being written or uploaded.
         """
-        self.place.delete_data(self.unused(keep))
+        for folder in self.unused(keep):
+            self.place.delete_folder(folder)
+
+    def folders(self) -> list[str]:
+        """Returns the folders of files that this run has written, whole or in part."""
+        names = self.place.names(FILES)
+        return sorted(
+            f"{FILES}/{name}"
+            for name in names
+            if run_marker.step_of_folder(name, self.run_id) is not None
+        )
 
     def unused(self, keep: Iterable[str] = ()) -> list[str]:
-        """Returns the folders in ``data/`` to which nothing points.
+        """Returns the folders of this run to which nothing points.
 
         Not those of a step with a damaged pointer: it may point to one of them.
 
@@ -305,22 +414,26 @@ class CheckpointStore:
             keep: folders that count as used.
         """
         used, unknown = set(keep), set()
-        for kind, step in self.pointers():
-            if folder := self.data_folder(kind, step):
+        for name in self.pointers():
+            if folder := self.folder_of(name):
                 used.add(folder)
             else:
-                unknown.add(step)
+                unknown.add(name.rpartition("/")[2].removesuffix(".json").partition("-")[0])
         return [
             folder
-            for folder in sorted(self.place.data_folders() - used)
-            if (number := folder.removeprefix(f"{DATA}/").partition("-")[0]).isdecimal()
-            and int(number) not in unknown
+            for folder in self.folders()
+            if folder not in used and folder.rpartition("/")[2].partition("-")[0] not in unknown
         ]
 
     def delete(self, kind: str, step: int) -> None:
         """Deletes a pointer."""
         self.place.delete(name_of(kind, step))
         self._data.pop(name_of(kind, step), None)
+
+    def _forget_aside(self, name: str) -> None:
+        self.place.delete(f"{ASIDE}/{name}.json")
+        self.place.delete(f"{ASIDE}/{name}.txt")
+        self._data.pop(f"{ASIDE}/{name}.json", None)
 
     def _put(self, name: str, content: bytes) -> None:
         self.place.put(name, content)

@@ -1,7 +1,11 @@
-"""``jaxtrain checkpoints DIR``: lists and verifies the checkpoints of a run; changes nothing."""
+"""``jaxtrain checkpoints DIR``: lists and verifies the checkpoints of a run.
+
+It changes nothing, except with ``--prune``, which deletes those in ``aside/``.
+"""
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -9,16 +13,10 @@ from typing import Literal
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
-from jaxtrain.checkpoint.pointer import (
-    ASIDES,
-    CHECKPOINTS,
-    DAMAGED,
-    EVERY_KIND,
-    KINDS,
-    SUSPECT,
-    Damaged,
-)
+from jaxtrain.checkpoint.pointer import ASIDE, CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED, Damaged
+from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder
 from jaxtrain.cli import commands
+from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, bucket, lease, lock
@@ -59,22 +57,28 @@ class Finding:
 def main(flags: commands.CheckpointSaver) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
-    Checkpoints that were moved to ``damaged/``, ``suspect/``, and ``superseded/`` do not count.
+    Checkpoints that were moved to ``aside/`` do not count.
 
     Raises:
         InputError: wrong use.
         RunAgain: the disk does not respond.
     """
+    if flags.keep_aside and not flags.prune:
+        raise InputError("--keep-aside N requires --prune")
     damaged: dict[str, str] = {}  # in a bucket
     given, stored = flags.directory, bucket.is_bucket(str(flags.directory))
     shown = str(given)
     if stored:
         shown = bucket.normalized(shown, "DIR")
+        if flags.prune:
+            _prune_bucket(Bucket(shown), flags.keep_aside)
         at_work = lease.holder(Bucket(shown))
         given = remote.run_to_read(shown, cache.root(None), terminal.warn, damaged)
     run = _run_of(given, shown)
     atomic.check_writable("--json", flags.json)
     if not stored:
+        if flags.prune:
+            _prune(run, flags.keep_aside)
         at_work = lock.holder(run)
     saved = CheckpointCandidates(run)
     try:
@@ -83,6 +87,14 @@ def main(flags: commands.CheckpointSaver) -> int:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(findings))
+    store = CheckpointStore(Folder(run))
+    if count := len(store.asides()):
+        terminal.out(
+            f"{ASIDE}/ has {formats.counted(count, 'checkpoint')} that no longer "
+            f"count{'s' if count == 1 else ''} ({formats.size(store.bytes_aside())}): "
+            f"{invocation.program()} checkpoints {shlex.quote(shown)} --prune deletes "
+            f"{'it' if count == 1 else 'them'}"
+        )
     if stored:
         words = words.replace(str(run), shown)
     # The lease of a run that was killed on another machine looks like that of a live one.
@@ -99,11 +111,37 @@ def main(flags: commands.CheckpointSaver) -> int:
     return 1 if any(finding.verdict != "verified" for finding in counted) else 0
 
 
+def _prune(run: Path, keep: int) -> None:
+    """Deletes the checkpoints in ``aside/`` of a run on this disk, which must not be active."""
+    try:
+        with lock.released():
+            lock.hold(run, terminal.warn)
+            _pruned(CheckpointStore(Folder(run)), keep)
+    except OSError as error:
+        raise disk_trouble(error, f"{run} cannot be changed", "make it writable") from error
+
+
+def _prune_bucket(folder: Bucket, keep: int) -> None:
+    """Does that for a run in a bucket."""
+    held = lease.Lease(folder, terminal.warn)
+    held.acquire()
+    try:
+        _pruned(CheckpointStore(BucketFolder(folder)), keep)
+    finally:
+        held.release()
+
+
+def _pruned(store: CheckpointStore, keep: int) -> None:
+    names = store.prune(keep)
+    store.collect()
+    terminal.out(f"deleted {formats.counted(len(names), 'checkpoint')} of {store.place.shown}")
+
+
 def _run_of(given: Path, shown: str) -> Path:
     run = atomic.expanded(given).absolute()
     if not run.is_dir() and not pointer.is_checkpoint(run):
         raise InputError(f"checkpoints {shown}: no such folder; pass a run directory")
-    if not any((run / name).is_dir() for name in (*KINDS, *ASIDES)):
+    if not any((run / name).is_dir() for name in (*KINDS, ASIDE)):
         above = [parent for parent in run.parents if (parent / CHECKPOINTS).is_dir()]
         this = "this run" if bucket.is_bucket(shown) else f"this run ({run.resolve()})"
         raise InputError(
@@ -142,34 +180,41 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
         saved: the run.
         damaged: path of a checkpoint that could not be fetched from a bucket -> its damage.
     """
-    for kind in EVERY_KIND:
-        for step in pointer.steps(saved.directory / kind):
-            path = saved.path(kind, step)
-            verdict, why = _verdict(saved, kind, step)
-            if f"{kind}/{step}" in damaged:
-                verdict, why = "damaged", damaged[f"{kind}/{step}"]
-            if kind.startswith(DAMAGED):
+    disk = CheckpointStore(Folder(saved.directory))
+    for pointer_name in list(disk.pointers()):
+        path, name = saved.directory / pointer_name, pointer_name.removesuffix(".json")
+        aside = pointer.is_aside(path)
+        verdict, why = _verdict(saved, path)
+        if name in damaged:
+            verdict, why = "damaged", damaged[name]
+        if aside:
+            why = disk.why_aside(path.stem) or why
+            if why.startswith(DAMAGED):
                 verdict = "damaged"
-            if not path.exists():  # a run that is active has deleted it
-                continue
-            try:
-                record = pointer.read(path)
-            except (Damaged, InputError):
-                record = None
-            yield Finding(
-                path=f"{kind}/{step}",
-                step=step,
-                saved=None if record is None else record.saved.replace("T", " ").removesuffix("Z"),
-                examples_seen=None if record is None else record.meta.get("examples_seen"),
-                bytes=0 if record is None else record.size(),
-                verdict=verdict,
-                why=_reason(path) or why,
-            )
+        if not path.exists():  # a run that is active has deleted it
+            continue
+        try:
+            record = pointer.read(path)
+        except (Damaged, InputError):
+            record = None
+        yield Finding(
+            path=name,
+            step=pointer.step_in(pointer_name),
+            saved=None if record is None else record.saved.replace("T", " ").removesuffix("Z"),
+            examples_seen=None if record is None else record.meta.get("examples_seen"),
+            bytes=0 if record is None else record.size(),
+            verdict=verdict,
+            why=why,
+        )
 
 
-def _verdict(saved: CheckpointCandidates, kind: str, step: int) -> tuple[Verdict, str]:
+def _verdict(saved: CheckpointCandidates, path: Path) -> tuple[Verdict, str]:
     try:
-        damage = saved.ensure_intact(kind, step)
+        damage = (
+            pointer.verify(path)
+            if pointer.is_aside(path)
+            else saved.ensure_intact(path.parent.name, pointer.step_in(path.name))
+        )
     except OSError as error:
         return "unknown", f"{error.filename} cannot be read now ({error.strerror})"
     except InputError as error:
@@ -177,18 +222,10 @@ def _verdict(saved: CheckpointCandidates, kind: str, step: int) -> tuple[Verdict
     return ("damaged", damage) if damage else ("verified", "")
 
 
-def _reason(path: Path) -> str:
-    """Why a run has moved a checkpoint aside; "" if it has not."""
-    try:
-        return path.with_suffix(".txt").read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _shown(finding: Finding) -> str:
-    aside = finding.path.partition("/")[0]
-    moved = aside in (DAMAGED, SUSPECT)
-    return f"moved, {aside}" if moved else _SHOWN[finding.verdict]
+    if finding.path.startswith(f"{ASIDE}/"):
+        return f"moved, {finding.why or SUPERSEDED}"
+    return _SHOWN[finding.verdict] + (f": {finding.why}" if finding.why else "")
 
 
 def _table(findings: list[Finding]) -> str:
@@ -199,7 +236,7 @@ def _table(findings: list[Finding]) -> str:
             finding.saved or "?",
             "?" if finding.examples_seen is None else str(finding.examples_seen),
             f"{finding.bytes / _MIB:.1f} MiB" if finding.bytes else "?",
-            _shown(finding) + (f": {finding.why}" if finding.why else ""),
+            _shown(finding),
         )
         for finding in findings
     ]

@@ -589,10 +589,18 @@ class ConfigsDiff(Command):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSaver(Json):
-    """Lists and verifies the checkpoints of a run; shows which one a resume uses."""
+    """Lists and verifies the checkpoints of a run; shows which one a resume uses.
+
+    --prune deletes those in aside/, which were superseded or damaged, with their files.
+    """
 
     directory: Annotated[Path, "DIR"]
     """a run directory, or s3://BUCKET/PATH"""
+    _: dataclasses.KW_ONLY
+    prune: bool = False
+    """first delete the checkpoints in aside/; the run must not be active"""
+    keep_aside: Annotated[int, "N"] = 0
+    """with --prune, keep the N with the latest steps"""
 
 
 @dataclasses.dataclass(frozen=True)

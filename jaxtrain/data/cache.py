@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, bucket_folders, lock
+from jaxtrain.storage import addresses, bucket_folders, lock, run_marker
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.storage.bucket_folders import MANIFEST
@@ -64,7 +64,9 @@ def root(cache_dir: str | None) -> Path:
     """
     folder = path_of(cache_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():  # never a folder of the user, which backups would then skip
+            folder.mkdir(parents=True, exist_ok=True)
+            run_marker.mark_cache(folder)
         if not os.access(folder, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

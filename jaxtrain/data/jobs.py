@@ -33,7 +33,7 @@ from typing import Any, TypeGuard
 from jaxtrain.data import cache
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock
+from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock, run_marker
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say
@@ -671,9 +671,8 @@ class _Folder(_Place):
         return size_of
 
     def visible(self) -> str | None:
-        names = os.listdir(self._top)
-        # The file system makes the folder lost+found.
-        return min((n for n in names if n[0] != "." and n != "lost+found"), default=None)
+        names = run_marker.content_of(os.listdir(self._top))
+        return next((name for name in names if name[0] != "."), None)
 
     def names_of_records(self) -> Iterable[str]:
         for path in (self._top / _RECORDS).glob("*/[!.]*.json"):

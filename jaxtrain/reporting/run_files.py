@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import addresses, atomic, json_lines, lock
+from jaxtrain.telemetry import formats
 
 CONFIG, METRICS, HISTORY = "config.json", "metrics.jsonl", "history.jsonl"
 
@@ -113,6 +115,12 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
         problems.append(f"Unreadable input files: {len(quarantined):,}; see quarantine.jsonl.")
     if skipped := len(_lines(directory / "bad_steps.jsonl", problems)):
         problems.append(f"Skipped steps: {skipped:,}; see bad_steps.jsonl.")
+    store = CheckpointStore(Folder(directory))
+    if aside := len(store.asides()):
+        problems.append(
+            f"Checkpoints in aside/, which no longer count: {aside:,} "
+            f"({formats.size(store.bytes_aside())}); jaxtrain checkpoints RUN --prune deletes them."
+        )
     return RecordedRun(
         directory=directory,
         label=label,

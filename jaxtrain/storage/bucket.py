@@ -403,6 +403,18 @@ class Bucket:
         return {entry["path"]: entry["size"] for entry in self._entries(folder)}
 
     @_patient
+    def names(self, folder: str = "") -> list[str]:
+        """Returns the names of the objects and folders in a folder, not of what is below them.
+
+        Raises:
+            Unavailable, InputError: they cannot be listed.
+        """
+        with self._explained(f"list {folder or 'the folder'}"):
+            listed = obstore.list_with_delimiter(self._store, prefix=folder or None)
+        paths = [*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])]
+        return [path.rpartition("/")[2] for path in paths]
+
+    @_patient
     def versions(self, folder: str = "") -> dict[str, tuple[int, str]]:
         """Returns the objects below a folder: name -> bytes and ETag.
 

@@ -1,20 +1,23 @@
 """Finds the files of a folder, in the same way for every data source, and checks listed names."""
 
+import collections
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from jaxtrain.storage import disks
+from jaxtrain.errors import InputError
+from jaxtrain.storage import disks, run_marker
 
 
 def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Yields the files below ``top``, ordered by name, without hidden files and folders.
 
-    Links to folders are followed; each folder is visited once.
+    Links to folders are followed; each folder is visited once. Run directories and caches below
+    ``top`` are skipped.
 
     Args:
         top: the folder.
-        say: receives a line at the end if links were skipped.
+        say: receives a line at the end if links, run directories or caches were skipped.
 
     Raises:
         DiskAway, InputError: a folder cannot be listed. Training without its files would be a
@@ -30,6 +33,7 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
 
     seen: set[str] = set()
     skipped = []
+    not_data = NotData(top)
     for folder, inner, names in os.walk(top, followlinks=True, onerror=stop):
         real = os.path.realpath(folder)
         if real in seen:
@@ -37,11 +41,74 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
             inner.clear()
             continue
         seen.add(real)
+        if not_data.has(Path(folder)):
+            inner.clear()
+            continue
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+    not_data.report(say)
     if skipped:
         links = "a link" if len(skipped) == 1 else f"{len(skipped):,} links"
         say(
             f"skipped {links} to folders that are read already, such as {skipped[0]} -> "
             f"{os.path.realpath(skipped[0])}"
         )
+
+
+def check_not_in_run(path: Path, flag: str) -> None:
+    """Refuses a folder of data that is a run directory or in one.
+
+    Raises:
+        InputError: it is.
+    """
+    if (run := run_marker.run_above(path)) is not None:
+        where = "is a run directory" if run == path else f"is in the run directory {run}"
+        raise InputError(
+            f"{flag} {path} {where}, whose files are not data and change during the run: pass "
+            "another folder"
+        )
+
+
+class NotData:
+    """Recognizes the folders below a folder of data that belong to a run or are a cache.
+
+    Args:
+        top: the folder of data.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._kinds: dict[Path, str] = {}
+
+    def has(self, folder: Path) -> bool:
+        """Whether a folder below ``top`` is a run directory or a cache; counts it."""
+        if folder == self._top:
+            return False
+        kind = "run" if run_marker.is_run(folder) else ""
+        kind = kind or ("cache" if run_marker.is_cache(folder) else "")
+        if kind:
+            self._kinds[folder] = kind
+        return bool(kind)
+
+    def outside(self, paths: Iterable[Path]) -> Iterator[Path]:
+        """Yields the paths that are not in such a folder; those of a pattern may be."""
+        inside: dict[Path, bool] = {self._top: False}
+
+        def is_inside(folder: Path) -> bool:
+            if folder not in inside:
+                above = folder != folder.parent and is_inside(folder.parent)
+                inside[folder] = above or (self._top in folder.parents and self.has(folder))
+            return inside[folder]
+
+        yield from (path for path in paths if not is_inside(path.parent))
+
+    def report(self, say: Callable[[str], None]) -> None:
+        """Prints how many folders were skipped, if any."""
+        counts = collections.Counter(self._kinds.values())
+        words = {"run": ("a run directory", "run directories"), "cache": ("a cache", "caches")}
+        if counts:
+            shown = " and ".join(
+                words[kind][0] if count == 1 else f"{count:,} {words[kind][1]}"
+                for kind, count in sorted(counts.items(), reverse=True)
+            )
+            say(f"skipped {shown} below {self._top}, such as {min(self._kinds)}")

@@ -306,7 +306,7 @@ class Mirror:
         damage = failure = ""
         try:
             if self.own_disk and not self._first:
-                damage = self._remote.fetch(kind, step, self.directory)
+                damage = self._remote.fetch(pointer.name_of(kind, step), self.directory)
         except (InputError, RunAgain) as error:  # the others would wait for this process
             failure = str(error)
         # Process 0 may have an intact copy of a file that is damaged in the bucket.
@@ -435,7 +435,7 @@ class Mirror:
             self._take_missed()
 
     def in_use(self) -> set[str]:
-        """Returns the folders in ``data/`` that are uploaded, or will be."""
+        """Returns the folders of files that are uploaded, or will be."""
         with self._changed:
             return {save.data for save in (*self._work, *self._missed.values())}
 
@@ -463,7 +463,7 @@ class Mirror:
                 self._take_missed()
 
     def suspect_after(self, step: int, why: str) -> str:
-        """Moves later checkpoints in the bucket to ``suspect/``; completes no more. Process 0.
+        """Moves later checkpoints in the bucket to ``aside/``; completes no more. Process 0.
 
         Args:
             step: the last one whose replay gave the same result.
@@ -494,7 +494,7 @@ class Mirror:
             time.sleep(_BETWEEN_TRIES_S)
 
     def go_back_to(self, step: int) -> None:
-        """Moves what a rollback abandons in the bucket to ``superseded/``. Process 0.
+        """Moves what a rollback abandons in the bucket to ``aside/``. Process 0.
 
         A later one that is still uploaded does not appear in ``checkpoints/``.
         """
@@ -525,7 +525,7 @@ class Mirror:
         for kind in (BEST, CHECKPOINTS):
             for step in disk.steps(kind)[-1:]:
                 with contextlib.suppress(Damaged):
-                    described, content = disk.read(kind, step)
+                    described, content = disk.read(pointer.name_of(kind, step))
                     stored = step in self._remote.store.steps(kind)
                     if not stored or self._remote.store.data_folder(kind, step) != described.data:
                         kinds = (

@@ -16,13 +16,14 @@ from typing import Any
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import candidates, pointer
+from jaxtrain.checkpoint import candidates, pointer, store
 from jaxtrain.checkpoint import resume as checkpoint_resume
-from jaxtrain.checkpoint.pointer import ASIDES, DATA, KINDS
+from jaxtrain.checkpoint.pointer import ASIDE, KINDS
 from jaxtrain.checkpoint.remote import IN_BUCKET
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import atomic, json_lines, lock
+from jaxtrain.storage import atomic, json_lines, lock, run_marker
 from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history
@@ -43,19 +44,18 @@ FILES = {
     "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
     "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
     "latents; for causal language models, `text_STEP.txt`",
-    "checkpoints/STEP.json": "the newest checkpoints: each is a pointer to a folder in `data/`, "
-    "with the sizes and checksums of its files, and either complete or absent",
+    run_marker.NAME: "marks this folder as a run's; written before anything else",
+    "checkpoints/STEP.json": "the newest checkpoints: each is a pointer to a folder in "
+    "`checkpoints/files/`, with the sizes and checksums of its files, and either complete or "
+    "absent",
     "best/STEP.json": "the best checkpoint by `checkpoint.best_metric`; it may have the same files "
     "as one in `checkpoints/`",
-    "data/STEP-ID/": "the files of a checkpoint, which never change; deleted when nothing points "
-    "to them",
-    "superseded/": "pointers that were replaced when the run resumed from an earlier step. Delete "
-    "this folder, `damaged/`, or `suspect/` to free the disk: the next save deletes their files in "
-    "`data/`",
-    "damaged/": "pointers of checkpoints that were found to be damaged when the run resumed, each "
-    "with the reason in a text file",
-    "suspect/": "pointers after the last step that `loop.replay_every` has computed twice with the "
-    "same result, moved when a device computed a wrong one",
+    "checkpoints/files/STEP-ID/": "the files of a checkpoint, which never change; deleted when "
+    "nothing points to them",
+    "aside/STEP-ID.json": "pointers of checkpoints that no longer count, each with the reason in "
+    "`aside/STEP-ID.txt`: superseded (the run resumed from an earlier step), damaged, or suspect "
+    "(after the last step that `loop.replay_every` has computed twice with the same result, when a "
+    "device computed a wrong one)",
     "progress.json": "the validations so far, from which a resumed run knows the best one, and the "
     "last step that was computed twice with equal results",
     ".in-bucket": "the checkpoints that were given to the bucket or fetched from it",
@@ -86,7 +86,7 @@ FILES_DUE = ".files-due"  # exists from the fetch of a checkpoint until that of 
 
 # Names that a run, its launcher or its report may write in the run directory, and in its folders.
 _OWN = re.compile(
-    r"checkpoints|best|data|superseded|damaged|suspect|samples|tensorboard|profile|trackers|wandb"
+    r"checkpoints|best|aside|samples|tensorboard|profile|trackers|wandb"
     r"|report\.html"
     r"|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
@@ -97,8 +97,9 @@ _HERE = (
 )
 _REPORT = "report.html"
 # Folders with files of write_whole.
-_WRITTEN_WHOLE = ("tensorboard", "samples", "profile", *KINDS, *ASIDES)
-_FOLDERS = (*KINDS, *ASIDES, DATA)
+_WRITTEN_WHOLE = ("tensorboard", "samples", "profile")
+_POINTER = re.compile(r"[0-9]+(-[0-9a-f]+)?\.(json|txt)")
+_FOLDERS = (*KINDS, ASIDE)
 
 
 def start_from(
@@ -233,7 +234,7 @@ def prepare(
         if output_dir is not None:
             directory = _absolute(output_dir)
             made = next((path for path in directory.parents if not path.exists()), None)
-            _make(directory)
+            _claim(directory)
             # A mount point is not below the current folder, such as output/first.
             if made is not None and not made.is_relative_to(Path.cwd()):
                 terminal.warn(
@@ -244,11 +245,12 @@ def prepare(
             checkpoint_resume.check_directory(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = pointer.run_of(start_from)
-            _make(directory)
             take(directory, terminal.warn)
         else:
             directory = _make_new(root.absolute() / name)
+            _claim(directory)
             take(directory, terminal.warn)
+        _probe(directory)
         return str(directory)
 
     directory = Path(process_group.process_zero_decides(decide))
@@ -358,25 +360,48 @@ def _absolute(path: str) -> Path:
     return expanded(path).absolute()
 
 
-def _make(directory: Path) -> None:
-    """Creates the directory and writes a probe file, because permissions can be misleading."""
+def _claim(directory: Path) -> None:
+    """Creates the directory, and marks it as a run's.
+
+    Raises:
+        InputError: it has files of a user, or cannot be written.
+        RunAgain: its disk is full or does not respond.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        store.claim(Folder(directory), "--output-dir")
+    except OSError as error:
+        raise _not_writable(error, directory) from error
+    for folder in (*KINDS, ASIDE, pointer.FILES):
+        if (directory / folder).is_symlink():
+            raise InputError(
+                f"{directory / folder} is a symbolic link, and checkpoints are only deleted in "
+                "folders of the run itself: replace it by a folder, or link the run directory"
+            )
+
+
+def _probe(directory: Path) -> None:
+    """Writes a probe file, because permissions can be misleading."""
+    try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        raise disk_trouble(
-            error,
-            f"cannot write to the run directory {directory}",
-            "choose another --output-dir",
-        ) from error
+        raise _not_writable(error, directory) from error
+
+
+def _not_writable(error: OSError, directory: Path) -> InputError | RunAgain:
+    what = f"cannot write to the run directory {directory}"
+    return disk_trouble(error, what, "choose another --output-dir")
 
 
 def _make_new(parent: Path) -> Path:
     """Creates a directory named after the UTC time, with a suffix if the name is taken."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-    _make(parent)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(error, parent) from error
     for attempt in range(1, 100):
         directory = parent / (now if attempt == 1 else f"{now}-{attempt}")
         try:
@@ -417,11 +442,19 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
     directory = _absolute(output_dir)
     missing = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
-        _make(directory)
-        if resume is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not run_marker.read(directory):
+            _probe(directory)
+            if refusal := run_marker.refusal(str(directory), "--output-dir", os.listdir(directory)):
+                yield refusal
+        elif resume is None:
             checkpoint_resume.check_directory(directory, resume, None)
     except InputError as error:
         yield from error.messages
+    except OSError as error:
+        trouble = _not_writable(error, directory)
+        if isinstance(trouble, InputError):
+            yield from trouble.messages
     except RunAgain:  # a full disk is not wrong input; the start of the run reports it
         pass
     finally:
@@ -431,19 +464,29 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
 
 
 def take(directory: Path, say: Callable[[str], None]) -> None:
-    """Locks the run directory and removes temporary files of killed processes.
+    """Locks the run directory and removes what killed processes left there.
 
-    In the run that starts, no process writes
-    there before process 0 has called this.
+    In the run that starts, no process writes there before process 0 has called this. Files of saves
+    that were cut off may have filled the disk, so nothing may be written before. It does nothing in
+    a folder that is not a run's.
 
     Args:
         directory: of the run.
         say: receives a warning if the file system does not support locks.
 
     Raises:
-        RunAgain: another run uses it.
+        InputError: it is a run of another version.
+        RunAgain: another run uses it, or its disk does not respond.
     """
-    remove_leftovers(directory, alone=lock.hold(directory, say))
+    try:
+        if run_marker.read(directory):
+            alone = lock.hold(directory, say)
+            CheckpointStore(Folder(directory)).collect()
+            remove_leftovers(directory, alone=alone)
+    except OSError as error:
+        raise disk_trouble(
+            error, f"{directory} cannot be read", "choose another --output-dir"
+        ) from error
 
 
 def point_latest(
@@ -486,11 +529,13 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
         alone: whether no other process of a run writes there; otherwise see
             :func:`jaxtrain.storage.atomic.remove_leftovers`. A command may write the report.
     """
-    folders = [directory]
+    folders = [directory, *(directory / name for name in _FOLDERS)]
     for name in _WRITTEN_WHOLE:
-        folders += [Path(path) for path, _, _ in os.walk(directory / name)]
+        if not (directory / name).is_symlink():
+            folders += [Path(path) for path, _, _ in os.walk(directory / name)]
     for folder in folders:
         below = folder.relative_to(directory)
         for _, name in atomic.leftovers(folder):
-            if is_own((below / name).as_posix()) or name in _HERE or below.name in KINDS:
+            is_pointer = below.name in _FOLDERS and _POINTER.fullmatch(name)
+            if is_own((below / name).as_posix()) or name in _HERE or is_pointer:
                 atomic.remove_leftovers(folder, (name,), alone=alone and name != _REPORT)

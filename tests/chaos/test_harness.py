@@ -109,14 +109,14 @@ def test_a_duplicate_or_incomplete_record_fails(
 
 
 def test_leftovers_of_a_run_are_detected(tmp_path: Path) -> None:
-    (tmp_path / "data/8-0a/state.orbax-checkpoint-tmp-3").mkdir(parents=True)
+    (tmp_path / "checkpoints/files/8-0a/state.orbax-checkpoint-tmp-3").mkdir(parents=True)
     (tmp_path / ".config.json.x7").write_text("")
     (tmp_path / "config.json").write_text("")
-    (tmp_path / "data/8-0a/state/params.kernel").mkdir(parents=True)
-    (tmp_path / "data/8-0a/state/params.kernel/.zarray").write_text("{}")
+    (tmp_path / "checkpoints/files/8-0a/state/params.kernel").mkdir(parents=True)
+    (tmp_path / "checkpoints/files/8-0a/state/params.kernel/.zarray").write_text("{}")
     assert verdicts.leftovers(tmp_path) == [
         ".config.json.x7",
-        "data/8-0a/state.orbax-checkpoint-tmp-3",
+        "checkpoints/files/8-0a/state.orbax-checkpoint-tmp-3",
     ]
 
 
@@ -186,7 +186,7 @@ def test_damage_spares_one_checkpoint(tmp_path: Path, saved: tuple[int, ...]) ->
 def test_phases_are_determined_from_the_output(tmp_path: Path) -> None:
     watch = Watch(tmp_path, steps=STEPS, eval_every=2)
     log, metrics = tmp_path / "log.txt", tmp_path / "metrics.jsonl"
-    data = tmp_path / "data/1-0a"
+    data = tmp_path / "checkpoints/files/1-0a"
 
     def after(line: str = "", **record: float) -> str:
         if line:

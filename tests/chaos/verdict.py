@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
+
 # Endings of metrics that differ between any two runs: times and hardware readings.
 _MEASURED = (
     "per_second",
@@ -52,11 +54,17 @@ def compare(reference: Path, run: Path) -> Verdict:
 def leftovers(directory: Path) -> list[str]:
     """Returns the temporary files and folders in a directory, as relative paths.
 
-    ``damaged/`` is excluded: checkpoints are moved there unchanged.
+    Those of damaged checkpoints are excluded: they are moved aside unchanged.
     """
     found = []
+    store = CheckpointStore(Folder(directory))
+    damaged = [
+        directory / store.folder_of(f"aside/{name}.json")
+        for name in store.asides()
+        if store.why_aside(name).startswith("damaged")
+    ]
     for path in sorted(directory.rglob("*")):
-        if path.is_relative_to(directory / "damaged"):
+        if any(path.is_relative_to(folder) for folder in damaged):
             continue
         hidden = path.name.startswith(".") and path.name not in _HIDDEN
         if hidden or any(part in path.name for part in _TEMPORARY):

@@ -5,6 +5,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from jaxtrain.checkpoint.pointer import FILES
+
 # In the order of a run. "start" is before the first line of the log; "commit" is from the
 # appearance of a checkpoint's arrays to that of its pointer; "end" is after the last step.
 PHASES = (
@@ -128,11 +130,11 @@ class Watch:
 
     def _written(self) -> dict[int, list[str]]:
         """Returns the names in the newest folder of files; {} before the first save."""
-        folders = {name: int(name.partition("-")[0]) for name in _names(self.directory / "data")}
+        folders = {name: int(name.partition("-")[0]) for name in _names(self.directory / FILES)}
         newest = max(folders, key=lambda name: folders[name], default=None)
         if newest is None:
             return {}
-        return {folders[newest]: _names(self.directory / "data" / newest)}
+        return {folders[newest]: _names(self.directory / FILES / newest)}
 
 
 def _names(folder: Path) -> list[str]:

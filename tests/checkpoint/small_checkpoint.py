@@ -1,12 +1,16 @@
 """Writes checkpoints without Orbax, for tests that restore nothing."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.checkpoint.pointer import CHECKPOINTS, DATA, Pointer, folder_of
-from jaxtrain.checkpoint.store import CheckpointStore, Folder
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, FILES, Pointer, folder_of
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
+from jaxtrain.storage import run_marker
+
+RUN_ID = "0123456789abcdef"
 
 
 def write(
@@ -30,7 +34,8 @@ def write(
         name: identifies the save.
         saved: UTC time; by default now.
     """
-    folder = run / DATA / f"{step}-{name}"
+    mark(run)
+    folder = run / files_folder(step, name)
     for file, content in (files or {"state/_METADATA": f"step {step}".encode()}).items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(content)
@@ -42,8 +47,32 @@ def write(
     return run / kinds[0] / f"{step}.json"
 
 
+def mark(run: Path) -> None:
+    """Marks a folder as the directory of a run, always the same one."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / run_marker.NAME).write_bytes(marker())
+
+
+def marker() -> bytes:
+    """Returns the marker of that run."""
+    about = json.loads(run_marker.new())
+    return json.dumps(about | {"id": RUN_ID}).encode()
+
+
+def files_folder(step: int, name: str = "0123456789ab", run_id: str = RUN_ID) -> str:
+    """Returns the folder of the files of a checkpoint in its run."""
+    return f"{FILES}/{run_marker.folder_name(run_id, step, name)}"
+
+
+def aside(where: Path | Place) -> dict[int, str]:
+    """Returns the steps of the checkpoints that were moved aside, each with the reason."""
+    store = CheckpointStore(Folder(where) if isinstance(where, Path) else where)
+    return {int(name.partition("-")[0]): store.why_aside(name) for name in store.asides()}
+
+
 def copy(path: Path, store: CheckpointStore, kinds: Sequence[str] = (CHECKPOINTS,)) -> None:
     """Copies a checkpoint that :func:`write` has written to a store, such as one of a bucket."""
+    store.place.put(run_marker.NAME, marker())
     for file in data_of(path).rglob("*"):
         if file.is_file():
             name = file.relative_to(path.parent.parent).as_posix()

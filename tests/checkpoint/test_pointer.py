@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_lists_every_file_with_its_size(path: Path, tmp_path: Path) -> None:
     found = pointer.read(path)
-    assert (found.step, found.data) == (12, "data/12-0123456789ab")
+    assert (found.step, found.data) == (12, small_checkpoint.files_folder(12))
     assert {name: size for name, (size, _) in found.files.items()} == {
         name: len(content) for name, content in FILES.items()
     }
@@ -112,7 +112,7 @@ def test_a_temporary_read_error_is_not_damage(
 
 def test_another_version_is_not_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = pointer.read(path)
-    monkeypatch.setattr(pointer, "_FORMAT", 99)
+    monkeypatch.setattr(pointer, "FORMAT", 99)
     path.write_bytes(content.to_json())
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"12\.json: it has the format of another version"):
@@ -127,8 +127,8 @@ def test_a_checkpoint_is_typed_with_or_without_its_ending(
 ) -> None:
     assert pointer.find(typed(path)) == path
     assert pointer.run_of(path) == path.parent.parent
-    aside = path.parent.parent / "damaged/checkpoints/12.json"
-    aside.parent.mkdir(parents=True)
+    aside = path.parent.parent / "aside/12-0123456789ab.json"
+    aside.parent.mkdir()
     path.rename(aside)
     assert pointer.find(typed(path)) is None
     assert pointer.find(typed(aside)) == aside
@@ -137,7 +137,10 @@ def test_a_checkpoint_is_typed_with_or_without_its_ending(
 
 
 def test_other_files_are_not_checkpoints(tmp_path: Path) -> None:
-    for name in ("12.json", "checkpoints/012.json", "checkpoints/x.json", "checkpoints/1.txt"):
+    for name in (
+        *("12.json", "checkpoints/012.json", "checkpoints/x.json", "checkpoints/1.txt"),
+        *("aside/12.json", "aside/12-xyz.json", "checkpoints/12-0123456789ab.json"),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
         assert pointer.find(tmp_path / name) is None
@@ -146,10 +149,11 @@ def test_other_files_are_not_checkpoints(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_damaged_pointer_is_still_known(path: Path) -> None:
     content = path.read_bytes()
-    assert pointer.data_of(content[: len(content) // 2]) in ("", "data/12-0123456789ab")
-    assert pointer.data_of(content.replace(b'"step": 12', b'"step": 7')) == "data/12-0123456789ab"
-    assert pointer.data_of(content.replace(b"data/12-", b"../../12-")) == ""
-    longer = b"data/12-0123456789abc"  # the 65,536th save of one start
-    assert pointer.data_of(content.replace(b"data/12-0123456789ab", longer)) == longer.decode()
+    files = small_checkpoint.files_folder(12)
+    assert pointer.data_of(content[: len(content) // 2]) in ("", files)
+    assert pointer.data_of(content.replace(b'"step": 12', b'"step": 7')) == files
+    assert pointer.data_of(content.replace(b"files/12-", b"../../12-")) == ""
+    longer = f"{files}0"  # the 65,536th save of one start
+    assert pointer.data_of(content.replace(files.encode(), longer.encode())) == longer
     with pytest.raises(Damaged):
         Pointer.parse(b"", 12)

@@ -38,7 +38,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> 
 
 def test_a_fetched_checkpoint_is_the_stored_one(stored: RemoteRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert stored.fetch("checkpoints", 4, run) == ""
+    assert stored.fetch("checkpoints/4.json", run) == ""
     path = run / "checkpoints/4.json"
     assert pointer.verify(path) == ""
     source = tmp_path / "source/checkpoints/4.json"
@@ -59,9 +59,9 @@ def test_damage_is_found_before_it_is_used(stored: RemoteRun, tmp_path: Path, ho
     else:
         changed = {"changed": b"x" + content[1:], "shorter": content[:-1], "longer": content * 9}
         stored.bucket.put(name, changed[how])
-    damage = stored.fetch("checkpoints", 4, tmp_path / "run")
+    damage = stored.fetch("checkpoints/4.json", tmp_path / "run")
     assert "pointer is damaged" in damage if how == "pointer" else "state/d/0" in damage
-    assert not (tmp_path / "run/checkpoints").exists()
+    assert not (tmp_path / "run/checkpoints/4.json").exists()
 
 
 def test_only_what_is_missing_or_damaged_is_fetched(
@@ -75,15 +75,15 @@ def test_only_what_is_missing_or_damaged_is_fetched(
         return download(name, *more, **options)
 
     monkeypatch.setattr(stored.bucket, "download", count)
-    stored.fetch("checkpoints", 4, run)
+    stored.fetch("checkpoints/4.json", run)
     assert sorted(got) == ["0", "_METADATA", "tokenizer.json"]
     got.clear()
-    assert stored.fetch("checkpoints", 4, run) == ""
+    assert stored.fetch("checkpoints/4.json", run) == ""
     assert got == []
     folder = small_checkpoint.data_of(run / "checkpoints/4.json")
     (folder / "state/d/0").write_bytes(bytes(201))
     (folder / "tokenizer.json").unlink()
-    assert stored.fetch("checkpoints", 4, run) == ""
+    assert stored.fetch("checkpoints/4.json", run) == ""
     assert sorted(got) == ["0", "tokenizer.json"]
     assert pointer.verify(run / "checkpoints/4.json") == ""
 
@@ -96,8 +96,8 @@ def test_an_outage_is_not_damage(
 
     monkeypatch.setattr(stored.bucket, "download", away)
     with pytest.raises(Unavailable):
-        stored.fetch("checkpoints", 4, tmp_path / "run")
-    assert not (tmp_path / "run/checkpoints").exists()
+        stored.fetch("checkpoints/4.json", tmp_path / "run")
+    assert not (tmp_path / "run/checkpoints/4.json").exists()
 
 
 def test_a_full_disk_is_noticed_before_the_fetch(
@@ -105,7 +105,7 @@ def test_a_full_disk_is_noticed_before_the_fetch(
 ) -> None:
     monkeypatch.setattr(disks, "free_bytes", lambda folder: 100)
     with pytest.raises(RunAgain, match=r"needs 209 bytes, but only 100 are free"):
-        stored.fetch("checkpoints", 4, tmp_path / "run")
+        stored.fetch("checkpoints/4.json", tmp_path / "run")
 
 
 def test_a_checkpoint_at_a_url_is_as_one_in_a_folder(
@@ -155,7 +155,7 @@ def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
     found: dict[str, str] = {}
     run = remote.run_to_read(URL, tmp_path, said.append, found)
     assert (run / "log.txt").read_bytes() == b"1"
-    assert (run / "damaged/checkpoints/6.txt").read_text() == "it is wrong\n"
+    assert small_checkpoint.aside(run) == {6: "damaged: it is wrong"}
     assert list(found) == ["checkpoints/4"]
     assert pointer.steps(run / "checkpoints") == [2, 4]
     stored.bucket.delete(list(stored.bucket.sizes()))

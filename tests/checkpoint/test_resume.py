@@ -12,6 +12,7 @@ from obstore.store import MemoryStore
 
 from jaxtrain.checkpoint import candidates, pointer, remote, resume
 from jaxtrain.checkpoint.remote import RemoteRun
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.training import run_directory
@@ -38,7 +39,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 def spoil(run: Path, step: int, name: str = "state/d/0") -> None:
     """Flips a bit of a file, which is of all pointers to it."""
-    (folder,) = (run / "data").glob(f"{step}-*")
+    (folder,) = (run / "checkpoints/files").glob(f"{step}-*")
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
@@ -69,20 +70,22 @@ def test_damage_to_any_file_is_detected(run: Path, tmp_path: Path, name: str, ho
         victim.write_bytes(changed[how])
     said: list[str] = []
     assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints/4.json"
-    why = (run / "damaged/checkpoints/9.txt").read_text().strip()
+    category, _, why = small_checkpoint.aside(run)[9].partition(": ")
+    assert category == "damaged"
     assert name in why
+    (moved,) = (run / "aside").glob("9-*.json")
     assert said == [
         f"warning: checkpoint {run}/checkpoints/9 is damaged ({why}): moved to "
-        f"{run}/damaged/checkpoints/9.json",
+        f"{moved.with_suffix('')}",
         f"warning: resuming from {run}/checkpoints/4, the newest intact one in checkpoints/",
     ]
 
 
 def test_a_pointer_is_there_or_not(run: Path, tmp_path: Path) -> None:
     """What an interrupted save left is not damage; a truncated pointer is."""
-    (run / "data/12-aaaaaaaaaaaa/state").mkdir(parents=True)
+    (run / small_checkpoint.files_folder(12, "a" * 12) / "state").mkdir(parents=True)
     assert resume.choose("latest", run, tmp_path) == run / "checkpoints/9.json"
-    assert not (run / "damaged").exists()
+    assert not (run / "aside").exists()
     os.truncate(run / "checkpoints/9.json", 100)
     said: list[str] = []
     assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints/4.json"
@@ -142,16 +145,16 @@ def test_no_fresh_start_if_no_checkpoint_is_left(run: Path, tmp_path: Path, how:
         spoil(run, 4)
         spoil(run, 9)
     else:
-        aside = run / ("suspect" if how == "suspect" else "damaged")
-        aside.mkdir()
-        for kind in ("checkpoints", "best"):
-            (run / kind).rename(aside / kind)
+        category = "suspect" if how == "suspect" else "damaged"
+        CheckpointStore(Folder(run)).set_aside_after(0, category, "it is wrong")
     before = files_of(run)
     for _ in range(2):  # nothing is moved, or the second attempt would start from scratch
         with pytest.raises(InputError) as caught:
             resume.choose("latest", run, tmp_path)
         assert "\n" not in str(caught.value)
-        which = "checkpoints/9: state/d/0 was changed" if how == "damaged" else "all are in "
+        which = (
+            "checkpoints/9: state/d/0 was changed" if how == "damaged" else "damaged or suspect "
+        )
         assert f"--resume latest: no checkpoint of {run} is intact ({which}" in str(caught.value)
         assert "to start from scratch, choose another --output-dir" in str(caught.value)
     assert files_of(run) == before
@@ -191,16 +194,16 @@ def test_a_damaged_best_checkpoint_is_moved_even_if_not_used(tmp_path: Path) -> 
     small_checkpoint.write(run, 9, files=FILES)
     spoil(run, 4)
     assert resume.choose("latest", run, tmp_path, quiet) == run / "checkpoints/9.json"
-    assert pointer.steps(run / "damaged/best") == [4]
+    assert list(small_checkpoint.aside(run)) == [4]
     assert pointer.steps(run / "best") == []
 
 
 def test_a_damaged_checkpoint_that_cannot_be_moved_is_skipped(run: Path, tmp_path: Path) -> None:
     spoil(run, 9)
-    (run / "damaged").write_text("in the way: not even root makes a folder in it")
+    (run / "aside").write_text("in the way: not even root makes a folder in it")
     said: list[str] = []
     assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints/4.json"
-    assert "and skipped; it cannot be moved to damaged/" in said[0]
+    assert "and skipped; it cannot be moved to aside/" in said[0]
     assert pointer.steps(run / "checkpoints") == [4, 9]
 
 
@@ -263,7 +266,7 @@ def test_a_rollback_prefers_regular_checkpoints(tmp_path: Path) -> None:
     said: list[str] = []
     saved = candidates.CheckpointCandidates(tmp_path, said.append)
     assert resume.rollback_checkpoint(saved, 9, 4) == tmp_path / "checkpoints/9.json"
-    assert pointer.steps(tmp_path / "damaged/checkpoints") == [4, 8]
+    assert list(small_checkpoint.aside(tmp_path)) == [4, 8]
     assert len(said) == 2
 
 
@@ -293,7 +296,7 @@ class Places:
         shutil.rmtree(source, ignore_errors=True)
         files = FILES | {"state/d/0": f"{step} {name}".encode()}
         path = small_checkpoint.write(source, step, kinds, files=files, name=name)
-        data = f"data/{step}-{name}"
+        data = small_checkpoint.files_folder(step, name)
         if "disk" in where:
             small_checkpoint.write(self.directory, step, kinds, files=files, name=name)
         if "bucket" in where:
@@ -346,7 +349,7 @@ def test_a_disk_does_not_bring_back_what_another_machine_has_abandoned(places: P
     places.save(8, "disk")
     other = places.save(6, "bucket", name="1" * 12)  # another machine resumed from 4
     assert places.latest() == other
-    assert pointer.steps(places.directory / "superseded/checkpoints") == [8]
+    assert small_checkpoint.aside(places.directory) == {8: "superseded"}
 
 
 def test_damage_on_the_disk_is_repaired_from_the_bucket(places: Places) -> None:
@@ -372,8 +375,8 @@ def test_a_checkpoint_that_is_damaged_in_both_is_moved_in_both(places: Places) -
     spoil(places.directory, 8)
     places.copy.bucket.put(f"{newest}/state/d/0", b"damaged")
     assert places.latest() == older
-    assert pointer.steps(places.directory / "damaged/checkpoints") == [8]
-    assert places.copy.store.steps("damaged/checkpoints") == [8]
+    assert list(small_checkpoint.aside(places.directory)) == [8]
+    assert list(small_checkpoint.aside(places.copy.store.place)) == [8]
 
 
 def test_what_is_suspect_on_the_disk_does_not_return_from_the_bucket(places: Places) -> None:

@@ -18,13 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from checkpoint import small_checkpoint
 from checkpoint.small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 
 from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint.pointer import FILES
 from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.checkpoint.saver import CheckpointSaver, SaveFailed
 from jaxtrain.distributed import key_value
 from jaxtrain.errors import InputError, RunAgain, Stopped
+from jaxtrain.storage import run_marker
 
 
 def same(left: Any, right: Any) -> None:
@@ -146,9 +149,9 @@ def test_keeps_the_newest_and_one_best_and_their_files(run: Path) -> None:
             ("checkpoints", "best") if step < 6 else ("checkpoints",),
         )
     checkpoints.close()
-    assert names(run / "checkpoints") == ["6.json"]
+    assert names(run / "checkpoints") == ["6.json", "files"]
     assert names(run / "best") == ["4.json"]
-    assert [name.partition("-")[0] for name in names(run / "data")] == ["4", "6"]
+    assert [name.partition("-")[0] for name in names(run / FILES)] == ["4", "6"]
     assert pointer.verify(run / "best/4.json") == ""
 
 
@@ -158,18 +161,18 @@ def test_the_same_state_is_written_once(saver: CheckpointSaver, run: Path) -> No
     A stop may have interrupted the validation.
     """
     save(saver, 5)
-    before = names(run / "data"), (run / "checkpoints/5.json").read_bytes()
+    before = names(run / FILES), (run / "checkpoints/5.json").read_bytes()
     save(saver, 5)
     saver.save(make_state(5), meta_of(5), ("best",))
     saver.wait()
-    assert (names(run / "data"), (run / "checkpoints/5.json").read_bytes()) == before
+    assert (names(run / FILES), (run / "checkpoints/5.json").read_bytes()) == before
     assert (run / "best/5.json").read_bytes() == before[1]
     saver.close()
     (run / "best/5.json").unlink()
     again = CheckpointSaver(run, 2, resumed=run / "checkpoints/5.json")
     again.save(make_state(5), meta_of(5), ("best",))
     again.close()
-    assert (names(run / "data"), (run / "best/5.json").read_bytes()) == before
+    assert (names(run / FILES), (run / "best/5.json").read_bytes()) == before
 
 
 def test_after_a_rollback_the_same_step_is_another_state(saver: CheckpointSaver, run: Path) -> None:
@@ -180,7 +183,7 @@ def test_after_a_rollback_the_same_step_is_another_state(saver: CheckpointSaver,
     assert (run / "checkpoints/4.json").read_bytes() != before
     assert pointer.read_meta(run / "checkpoints/4.json")["examples_seen"] == 99
     assert pointer.verify(run / "checkpoints/4.json") == ""
-    assert len(names(run / "data")) == 1
+    assert len(names(run / FILES)) == 1
 
 
 def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_step(
@@ -196,10 +199,11 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
     assert pointer.steps(run / "best") == [9]  # between two regular ones: recomputed
     CheckpointSaver(run, 3, lambda line: None, resumed=run / "checkpoints/4.json").close()
     assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/4.json"
-    assert pointer.verify(run / "superseded/checkpoints/8.json") == ""
-    assert pointer.verify(run / "superseded/best/9.json") == ""
-    again = run / "superseded/checkpoints/8.json"
+    assert small_checkpoint.aside(run) == {8: "superseded", 9: "superseded"}
+    (again, best) = sorted((run / "aside").glob("*.json"), key=lambda path: path.name[:2])
+    assert pointer.verify(again) == pointer.verify(best) == ""
     CheckpointSaver(run, 3, lambda line: None, resumed=again).close()
+    assert small_checkpoint.aside(run) == {9: "superseded"}
     assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/8.json"
 
 
@@ -250,12 +254,12 @@ def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
         with pytest.raises(SaveFailed, match=r"\(No space left on device\): the newest .* is 4;"):
             again.wait()
     assert [path.read_bytes() for path in paths] == before
-    assert len(names(run / "data")) == 1
+    assert len(names(run / FILES)) == 1
     again.save(make_state(4), meta_of(4), both)
     again.close()
     assert [pointer.verify(path) for path in paths] == ["", ""]
     assert paths[0].read_bytes() == paths[1].read_bytes() != before[0]
-    assert len(names(run / "data")) == 1
+    assert len(names(run / FILES)) == 1
 
 
 @pytest.mark.parametrize("which", ["best", "checkpoints"])
@@ -279,7 +283,7 @@ def test_a_pointer_that_cannot_be_written_is_a_failed_save(
         with pytest.raises(SaveFailed, match="No space left"):
             saver.wait()
     assert [pointer.steps(run / kind) for kind in both] == [[2], [2]]
-    assert len(names(run / "data")) == 1
+    assert len(names(run / FILES)) == 1
     saver.save(make_state(4), meta_of(4), both)
     saver.wait()
     assert [pointer.steps(run / kind) for kind in both] == [[2, 4], [4]]
@@ -367,10 +371,10 @@ def test_nothing_is_written_below_the_mount_point_of_a_lost_disk(
     away = run.with_name("away")
     save(saver, 2)
     run.rename(away)
-    (run / "data").mkdir(parents=True)
-    with pytest.raises(SaveFailed, match=r"data is not the same folder as before\)"):
+    (run / FILES).mkdir(parents=True)
+    with pytest.raises(SaveFailed, match=r"files is not the same folder as before\)"):
         saver.save(make_state(4), meta_of(4))
-    assert list((run / "data").iterdir()) == []
+    assert list((run / FILES).iterdir()) == []
     shutil.rmtree(run)
     away.rename(run)
     save(saver, 4)
@@ -390,8 +394,8 @@ def save(step):
     checkpoints.save(small_state.make_state(step, big=1 << 20), small_state.meta_of(step))
 
 def names():
-    data = [path.name.partition("-")[0] for path in (folder / "data").iterdir()]
-    print([path.name for path in (folder / "checkpoints").iterdir()], data)
+    data = [path.name.partition("-")[0] for path in (folder / "checkpoints/files").iterdir()]
+    print([path.name for path in (folder / "checkpoints").glob("*.json")], data)
 
 folder = Path(sys.argv[1], "full")
 checkpoints = CheckpointSaver(folder, 1, lambda line: print("said:", line))
@@ -479,7 +483,7 @@ base = orbax_compat.TemporaryPath.__mro__[1]
 create = base.create
 
 async def create_late(self):
-    if process == "1" and "data/4-" in str(self.get_final()):
+    if process == "1" and "files/4-" in str(self.get_final()):
         await asyncio.sleep(1)
     return await create(self)
 
@@ -517,7 +521,7 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
             process.kill()
     assert [process.returncode for process in started] == [0, 0], outputs
     # Each has its shards, and both together have all: none is in both.
-    (one,), (other,) = ((tmp_path / name / "data").glob("4-*") for name in ("0", "1"))
+    (one,), (other,) = ((tmp_path / name / FILES).glob("4-*") for name in ("0", "1"))
     assert one.name == other.name
     files = [
         {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -530,8 +534,11 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
 def test_leftovers_are_removed(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
-    for name in ("data/12-0123456789ab/state.orbax-checkpoint-tmp", "data/mine"):
+    run_id = run_marker.read(run)
+    lost = f"{small_checkpoint.files_folder(12, run_id=run_id)}/state.orbax-checkpoint-tmp"
+    of_user = ("mine", "12-0123456789abcdef")
+    for name in (lost, *(f"{FILES}/{name}" for name in of_user)):
         (run / name).mkdir(parents=True)
     CheckpointSaver(run, 1).close()
-    assert names(run / "checkpoints") == ["4.json", "9.json"]
-    assert [name.partition("-")[0] for name in names(run / "data")] == ["4", "4", "9", "mine"]
+    assert names(run / "checkpoints") == ["4.json", "9.json", "files"]
+    assert [name.partition("-")[0] for name in names(run / FILES)] == ["12", "4", "4", "9", "mine"]

@@ -36,17 +36,17 @@ def save(
     """Commits a checkpoint whose files are in the place; returns their folder."""
     path = small_checkpoint.write(tmp_path / "source", step, name=name)
     small_checkpoint.copy(path, store, kinds or ("checkpoints",))
-    return f"data/{step}-{name}"
+    return small_checkpoint.files_folder(step, name)
 
 
 def test_a_committed_checkpoint_is_there(store: CheckpointStore, tmp_path: Path) -> None:
     data = save(store, tmp_path, 4, "checkpoints", "best")
     assert store.steps() == store.steps("best") == [4]
     assert store.data_folder("checkpoints", 4) == store.data_folder("best", 4) == data
-    found, content = store.read("checkpoints", 4)
+    found, content = store.read("checkpoints/4.json")
     assert (found.step, found.to_json()) == (4, content)
     with pytest.raises(Damaged, match="there is no such checkpoint"):
-        store.read("checkpoints", 5)
+        store.read("checkpoints/5.json")
 
 
 def test_later_steps_are_superseded(
@@ -57,10 +57,10 @@ def test_later_steps_are_superseded(
     save(store, tmp_path, 6)
     assert store.steps() == [4, 6]
     assert store.steps("best") == [8]  # only where this one is
-    assert store.steps("superseded/checkpoints") == [8]
+    assert small_checkpoint.aside(store.place) == {8: "superseded"}
     save(store, tmp_path, 7, "best")
     assert store.steps() == [4, 6]
-    assert store.steps("superseded/best") == [8]
+    assert small_checkpoint.aside(store.place) == {8: "superseded"}
     assert len(said) == 2
     assert f"{store.place.shown}/checkpoints/8 is superseded: moved to" in said[0]
 
@@ -71,15 +71,15 @@ def test_a_step_that_is_saved_again_replaces_its_pointer(
     old = save(store, tmp_path, 4)
     new = save(store, tmp_path, 4, name="1" * 12)
     assert store.data_folder("checkpoints", 4) == new
-    assert store.place.data_folders() == {old, new}
+    assert store.folders() == sorted((old, new))
     store.collect()
-    assert store.place.data_folders() == {new}
+    assert store.folders() == [new]
 
 
 def test_a_checkpoint_that_is_gone_is_not_moved(store: CheckpointStore, said: list[str]) -> None:
     store.set_aside("checkpoints", 4, "damaged", "a byte is wrong")
     assert not said
-    assert store.place.get("damaged/checkpoints/4.txt") is None
+    assert small_checkpoint.aside(store.place) == {}
 
 
 def test_the_reason_goes_with_what_is_moved(
@@ -88,16 +88,21 @@ def test_the_reason_goes_with_what_is_moved(
     data = save(store, tmp_path, 4)
     store.set_aside("checkpoints", 4, "damaged", "a byte is wrong")
     assert store.steps() == []
-    assert store.place.get("damaged/checkpoints/4.txt") == b"a byte is wrong\n"
+    assert small_checkpoint.aside(store.place) == {4: "damaged: a byte is wrong"}
     assert said[0].startswith("warning: checkpoint ")
     assert "/checkpoints/4 is damaged (a byte is wrong): moved to " in said[0]
     store.collect()
-    assert store.place.data_folders() == {data}  # it may be inspected
+    assert store.folders() == [data]  # it may be inspected
     save(store, tmp_path, 4, name="1" * 12)
     store.set_aside("checkpoints", 4, "damaged", "another one")
-    assert store.place.get("damaged/checkpoints/4.txt") == b"another one\n"
+    other = small_checkpoint.files_folder(4, "1" * 12)
+    reasons = {
+        store.folder_of(f"aside/{name}.json"): store.why_aside(name) for name in store.asides()
+    }
+    assert reasons == {data: "damaged: a byte is wrong", other: "damaged: another one"}
+    assert store.prune(keep=1) == [data.rpartition("/")[2]]
     store.collect()
-    assert store.place.data_folders() == {f"data/4-{'1' * 12}"}
+    assert store.folders() == [other]
 
 
 def test_all_after_a_step_are_suspect(store: CheckpointStore, tmp_path: Path) -> None:
@@ -105,7 +110,8 @@ def test_all_after_a_step_are_suspect(store: CheckpointStore, tmp_path: Path) ->
         save(store, tmp_path, step, "checkpoints", "best")
     store.set_aside_after(3, "suspect", "step 7 was wrong")
     assert (store.steps(), store.steps("best")) == ([2], [2])
-    assert store.steps("suspect/checkpoints") == store.steps("suspect/best") == [4, 6]
+    why = "suspect: step 7 was wrong"
+    assert small_checkpoint.aside(store.place) == {4: why, 6: why}
 
 
 def test_the_newest_and_the_newest_at_the_cadence_stay(
@@ -138,17 +144,24 @@ def test_only_files_that_nothing_points_to_are_deleted(
     lost, writing = save(store, tmp_path, 6), save(store, tmp_path, 8)
     for step in (6, 8):
         store.place.delete(f"checkpoints/{step}.json")
-    store.place.put("data/mine/notes.txt", b"mine")
+    of_user = (
+        *("checkpoints/files/mine/notes.txt", "checkpoints/files/2024-01-15/a.mp4"),
+        *("checkpoints/files/7-0123456789abcdef/a", "data/7-0123456789ab/a", "aside/notes.txt"),
+    )
+    for name in of_user:
+        store.place.put(name, b"mine")
     fresh = CheckpointStore(store.place)
     fresh.collect(keep=[writing])
-    assert store.place.data_folders() == {kept, writing, "data/mine"}
-    assert lost not in store.place.data_folders()
+    assert store.folders() == [kept, writing]
     fresh.collect()
-    assert store.place.data_folders() == {kept, "data/mine"}
+    fresh.prune()
+    assert store.folders() == [kept]
+    assert {store.place.get(name) for name in of_user} == {b"mine"}
+    assert store.place.get(f"{lost}/state/_METADATA") is None
 
 
 def test_files_of_a_damaged_pointer_are_not_deleted(store: CheckpointStore, tmp_path: Path) -> None:
     data = save(store, tmp_path, 4)
     store.place.put("checkpoints/4.json", b"{")
     CheckpointStore(store.place).collect()
-    assert store.place.data_folders() == {data}
+    assert store.folders() == [data]

@@ -16,8 +16,10 @@ from obstore.store import MemoryStore
 
 from jaxtrain import main
 from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.cli import checkpoints, command_line
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import run_marker
 from jaxtrain.storage.bucket import Bucket
 
 
@@ -44,17 +46,21 @@ def table(text: str) -> list[list[str]]:
 def test_lists_intact_checkpoints_and_changes_nothing(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run / "data/13-0123456789ab/state.orbax-checkpoint-tmp").mkdir(parents=True)
+    (run / small_checkpoint.files_folder(13) / "state.orbax-checkpoint-tmp").mkdir(parents=True)
     before = tree(run)
     assert command_line.run("checkpoints", [str(run)]) == 0
     assert tree(run) == before
-    head, *rows, last = table(capsys.readouterr().out)
+    head, *rows, _, last = table(capsys.readouterr().out)
     assert head == ["checkpoint", "saved (UTC)", "examples seen", "size"]
     assert [(row[0], row[2], row[4]) for row in rows] == [
         ("checkpoints/4", "12", "verified"),
         ("checkpoints/9", "27", "verified"),
         ("best/4", "12", "verified"),
-        ("superseded/checkpoints/12", "36", "verified"),
+        (
+            f"aside/{small_checkpoint.files_folder(12).rpartition('/')[2]}",
+            "36",
+            "moved, superseded",
+        ),
     ]
     assert rows[1][1] == "2026-01-31 09:00:00"
     assert rows[0][3] == "0.3 MiB"
@@ -87,9 +93,10 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
         command_line.run("checkpoints", [str(run)]) == 0
     )  # all checkpoints that a run would use are intact
     moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
+    reasons = {name.partition("-")[0]: row for name, row in moved.items()}
     for name in ("checkpoints/9", "best/4"):
         aside = rows[name].replace("DAMAGED", "moved, damaged")
-        assert moved[f"damaged/{name}"] == aside
+        assert reasons[f"aside/{name.rpartition('/')[2]}"] == aside
     assert "checkpoints/9" not in moved
     small_checkpoint.damage(run / "checkpoints/4.json")
     assert command_line.run("checkpoints", [str(run)]) == 1
@@ -107,6 +114,7 @@ def test_a_bucket_with_only_damaged_checkpoints(
         monkeypatch.setattr(module, "Bucket", lambda url: held)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     held.put("config.json", b"{}")
+    held.put(run_marker.NAME, small_checkpoint.marker())
     with pytest.raises(InputError, match=f"checkpoints {url}: this run has not saved a checkpoint"):
         command_line.run("checkpoints", [url])
     store = remote.RemoteRun(held, print).store
@@ -125,8 +133,8 @@ def test_a_bucket_with_only_damaged_checkpoints(
     assert last == "--resume latest would be refused: no checkpoint can be used"
     store.set_aside("checkpoints", 9, "damaged", "it is wrong")
     assert command_line.run("checkpoints", [url]) == 0
-    row = capsys.readouterr().out.splitlines()[-2]
-    assert re.match(r"damaged/checkpoints/9 .* moved, damaged: it is wrong$", row)
+    row = capsys.readouterr().out.splitlines()[-3]
+    assert re.match(r"aside/9-0123456789ab.* moved, damaged: it is wrong$", row)
 
 
 def test_wrong_use(run: Path, tmp_path: Path) -> None:
@@ -211,3 +219,26 @@ def test_an_active_run_is_named(
     )
     _, _, last = last_line(run, capsys)  # the process is dead, so its lock is free
     assert last == f"--resume latest would resume from {run / 'checkpoints' / '9'}"
+
+
+def test_prune_deletes_what_is_aside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = CheckpointStore(Folder(run))
+    store.set_aside("checkpoints", 4, "damaged", "it is wrong")  # best/ needs its files
+    (run / "aside/notes.txt").write_text("of a user")
+    assert command_line.run("checkpoints", [str(run)]) == 0
+    assert re.search(
+        rf"^aside/ has 2 checkpoints that no longer count \(293.0 KiB\): .* checkpoints {run} "
+        r"--prune deletes them$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert command_line.run("checkpoints", [str(run), "--prune", "--keep-aside", "1"]) == 0
+    assert list(small_checkpoint.aside(run)) == [12]
+    assert command_line.run("checkpoints", [str(run), "--prune"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(f"deleted 1 checkpoint of {run}") == 2
+    assert "aside/ has" not in text.splitlines()[-1]
+    assert [path.name for path in (run / "aside").iterdir()] == ["notes.txt"]
+    assert [folder.rpartition("/")[2][:2] for folder in store.folders()] == ["4-", "9-"]
+    with pytest.raises(InputError, match="--keep-aside N requires --prune"):
+        command_line.run("checkpoints", [str(run), "--keep-aside", "1"])

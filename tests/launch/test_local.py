@@ -249,7 +249,7 @@ def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
 
 
 def test_a_suspect_checkpoint_is_not_an_unavailable_disk(tmp_path: Path) -> None:
-    change = "mkdir -p run/suspect; mv run/checkpoints run/suspect"
+    change = "mv run/checkpoints run/aside"
     plan = f"play() {{ (($2 < 3)) || exit 0; (($2 == 1)) && save 18 || {{ {change}; }}; exit 75; }}"
     stubs = Stubs(tmp_path, plan)
     code, _, err = stubs.run("local.sh", "1", *RUN)

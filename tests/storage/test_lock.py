@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoint import small_checkpoint
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage import lock
@@ -26,6 +27,7 @@ sys.stdin.read()
 
 
 def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout: Path) -> None:
+    small_checkpoint.mark(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(checkout)},
@@ -35,7 +37,7 @@ def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        half = tmp_path / "data" / "7-0a" / "state"  # of a save in progress
+        half = tmp_path / small_checkpoint.files_folder(7) / "state"  # of a save in progress
         half.mkdir(parents=True)
         named = rf"is using {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
         for resume in ("latest", "7"):
@@ -47,6 +49,7 @@ def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout:
         holder.kill()
         holder.wait()
         assert run_directory.prepare("demo", str(tmp_path), None, None, tmp_path) == tmp_path
+        assert not half.exists()
     said = json.loads((tmp_path / ".lock").read_text())
     assert said == {"host": socket.gethostname(), "pid": os.getpid()}
 

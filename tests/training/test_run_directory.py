@@ -14,7 +14,7 @@ from checkpoint import small_checkpoint
 
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import lock
+from jaxtrain.storage import lock, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.training import run_directory
 
@@ -90,13 +90,14 @@ def test_a_start_removes_temporary_files_of_a_killed_one(
         "samples/.4.png.abcdefgh.png",
         "profile/process-1/.summary.txt.abcdefgh.txt",
         "checkpoints/.4.json.abcdefgh.json",
-        "damaged/checkpoints/.4.txt.abcdefgh.txt",
+        "aside/.4-0123456789ab.txt.abcdefgh.txt",
     ]
     # Of a user, or of a command that is writing now.
     kept = [".notes.20260101", "wandb/.a.json.abcdefgh.json", ".report.html.abcdefgh.html"]
     for name in (*left, *kept):
         (given / name).parent.mkdir(parents=True, exist_ok=True)
         (given / name).touch()
+    small_checkpoint.mark(given)
 
     def no_locks(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -107,7 +108,7 @@ def test_a_start_removes_temporary_files_of_a_killed_one(
     there = {
         path.relative_to(given).as_posix()
         for path in given.rglob("*")
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in (".lock", run_marker.NAME)
     }
     assert there == set(kept if locks else left + kept)
 
@@ -249,7 +250,7 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
     assert run_directory.prepare("demo", given, "latest", found, root) == root / "latest"
 
 
-FOLDERS = {*pointer.KINDS, *pointer.ASIDES, pointer.DATA}
+FOLDERS = {*pointer.KINDS, pointer.ASIDE}
 HERE = {lock.NAME, remote.IN_BUCKET, run_directory.FILES_DUE, run_directory.FINDING_NAN}
 
 
@@ -264,7 +265,7 @@ def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
     ("own", "names"),
     [
         (True, ("log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run")),
-        (False, ("notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock")),
+        (False, ("notes.txt", "my.log.txt", "checkpoints/4.json", "aside/4-0.json", ".lock")),
         (False, (".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png")),
     ],
 )

@@ -252,12 +252,16 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
     elif os.path.isdir(given):
+        listing.check_not_in_run(given, flag)
         base, paths = given, list(listing.files(given, say))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
         if not paths:
             raise InputError(absent(flag, pattern))
         base = Path(os.path.commonpath([p if p.is_dir() else p.parent for p in paths]))
+        not_data = listing.NotData(base)
+        paths = list(not_data.outside(paths))
+        not_data.report(say)
     yield from ((p, p.relative_to(base).as_posix()) for p in paths if not p.is_dir())
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxtrain.checkpoint.pointer import SUSPECT
+from jaxtrain.checkpoint.pointer import ASIDE
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
@@ -188,12 +188,12 @@ class Replay:
         if problem:
             raise InputError(
                 f"{why}; a checkpoint after step {self._last_equal}, the last one computed twice "
-                f"with equal results, cannot be moved to {SUSPECT}/ ({problem}): delete the "
+                f"with equal results, cannot be moved to {ASIDE}/ ({problem}): delete the "
                 "checkpoints after that step before you resume"
             )
         return (
             f", and the checkpoints after step {self._last_equal}, the last one computed twice "
-            f"with equal results, are in {SUSPECT}/: resume with --resume latest"
+            f"with equal results, are in {ASIDE}/: resume with --resume latest"
         )
 
 

@@ -174,11 +174,12 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
         "step 8 was computed twice with different results: state.w on device 1 on host b" in message
     )
     assert "the checkpoints after step 4, the last one computed twice with equal" in message
-    assert "are in suspect/: resume with --resume latest; if this device is named" in message
+    assert "are in aside/: resume with --resume latest; if this device is named" in message
     assert pointer.steps(tmp_path / "checkpoints") == [2, 4]
-    assert pointer.steps(tmp_path / "suspect/checkpoints") == [6, 7]
-    assert pointer.steps(tmp_path / "suspect/best") == [6]
-    assert "step 8 was computed twice" in (tmp_path / "suspect/checkpoints/6.txt").read_text()
+    reasons = small_checkpoint.aside(tmp_path)
+    assert list(reasons) == [6, 7]
+    assert reasons[6].startswith("suspect: step 8 was computed twice")
+    assert pointer.steps(tmp_path / "best") == [3]
     assert resume.choose("latest", tmp_path, tmp_path) == tmp_path / "checkpoints/4.json"
 
 
@@ -191,19 +192,19 @@ def test_after_a_bad_step_the_state_before_it_is_right(tmp_path: Path) -> None:
 
 def test_no_launcher_resumes_from_a_checkpoint_that_cannot_be_moved(tmp_path: Path) -> None:
     small_checkpoint.write(tmp_path, 2)
-    (tmp_path / "suspect").write_text("in the way")
+    (tmp_path / "aside").write_text("in the way")
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]))
-    with pytest.raises(InputError, match=r"a checkpoint after step 0, .* cannot be moved to susp"):
+    with pytest.raises(InputError, match=r"after step 0, .* cannot be moved to aside/"):
         one(3, at(3), {})
     one, _ = replays(tmp_path / "other", Stepping([1, 2], [1, 3]), mirror=Copy("no route to host"))
-    with pytest.raises(InputError, match=r"cannot be moved to suspect/ \(no route to host\)"):
+    with pytest.raises(InputError, match=r"cannot be moved to aside/ \(no route to host\)"):
         one(3, at(3), {})
 
 
 def test_the_copy_in_a_bucket_is_told(tmp_path: Path) -> None:
     copy = Copy()
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, mirror=copy)
-    with pytest.raises(RunAgain, match=r"after step 4, .* are in suspect/: resume"):
+    with pytest.raises(RunAgain, match=r"after step 4, .* are in aside/: resume"):
         one(7, at(7), {})
     assert copy.moved == [4]
 
@@ -218,7 +219,7 @@ def test_after_a_rollback_later_steps_no_longer_count(tmp_path: Path) -> None:
         RunAgain, match=r"state\.w on 2 devices, so it is unknown which one is wrong;"
     ):
         one(5, at(5), {})
-    with pytest.raises(InputError, match=r"no checkpoint .* is intact \(all are in suspect/"):
+    with pytest.raises(InputError, match=r"is intact \(damaged or suspect ones are in aside/"):
         resume.choose("latest", tmp_path, tmp_path)
 
 
@@ -265,7 +266,7 @@ def test_two_processes_end_when_a_device_of_one_is_wrong(tmp_path: Path) -> None
     where = f"device {planted[1]} (cpu) of process 1 on host broken-host; the state is discarded"
     assert text.count(where) == 2, text  # in the message of each process
     assert pointer.steps(tmp_path / "faulty/checkpoints") == [2]
-    assert pointer.steps(tmp_path / "faulty/suspect/checkpoints") == [3]
+    assert list(small_checkpoint.aside(tmp_path / "faulty")) == [3]
     codes, text = ended("faulty", "--resume", "latest")
     assert codes == {0}, text
     assert "step 2 of 6" in text
