@@ -176,7 +176,7 @@ def claim(place: Place, flag: str) -> str:
         InputError: it has other files, or is a run of another version.
         OSError, RunAgain: it cannot be written.
     """
-    while not (content := place.get(run_marker.NAME)):
+    while (content := place.get(run_marker.NAME)) is None:
         if refusal := run_marker.refusal(place.shown, flag, place.names("")):
             raise InputError(refusal)
         place.create(run_marker.NAME, run_marker.new().encode())  # or another process has

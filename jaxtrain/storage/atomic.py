@@ -41,6 +41,40 @@ def write_whole(path: Path, data: bytes | str) -> None:
         file.write(content)
 
 
+def create_whole(path: Path, data: str) -> bool:
+    """Creates a file, unless it exists.
+
+    Several processes may do so at once, also on different machines: one of them succeeds. The file
+    appears complete; only on a file system without hard links, a reader may see it empty before.
+
+    Args:
+        path: the file; its folder must exist.
+        data: the content, written as UTF-8.
+
+    Returns:
+        Whether this process created it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with _beside(path) as beside:
+        beside.write_text(data, encoding="utf-8")
+        _finish(beside)
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            return False
+        except OSError:  # no hard links; a rename would replace the file of another process
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(data)
+            except FileExistsError:
+                return False
+            sync(path)
+    sync(path.parent)
+    return True
+
+
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[Path]:
     """Yields a temporary file in the same folder, which replaces ``path`` at the end of the block.
@@ -54,8 +88,7 @@ def appearing(path: Path) -> Iterator[Path]:
     """
     with _beside(path) as beside:
         yield beside
-        sync(beside)
-        os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
+        _finish(beside)
         os.replace(beside, path)
     sync(path.parent)
 
@@ -77,6 +110,11 @@ def _beside(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(name)
+
+
+def _finish(beside: Path) -> None:
+    sync(beside)
+    os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
 
 
 _OLD_S = 24 * 3600.0

@@ -6,7 +6,9 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,34 @@ def test_an_output_file_that_cannot_be_written_is_rejected_early(tmp_path: Path)
         assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_one_of_several_creates_a_file(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "token"
+    assert atomic.create_whole(path, "first")
+    assert not atomic.create_whole(path, "second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+    path.unlink()
+    barrier = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        barrier.wait()
+        return atomic.create_whole(path, str(number))
+
+    for _ in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            created = list(pool.map(create, range(8)))
+        assert [str(n) for n, first in enumerate(created) if first] == [path.read_text()]
+        path.unlink()
+
+
 @pytest.mark.parametrize(
     ("number", "of_folder", "fails"),
     [(errno.EINVAL, True, False), (errno.EINVAL, False, True), (errno.EIO, True, True)],
@@ -111,15 +141,17 @@ from pathlib import Path
 from jaxtrain.storage import atomic
 os.fsync = lambda file: os._exit(9)  # the first one is of the temporary file
 path = Path(sys.argv[1])
-atomic.write_whole(path, "half")
+atomic.create_whole(path, "half") if sys.argv[2] == "create" else atomic.write_whole(path, "half")
 """
 
 
-@pytest.mark.parametrize("name", ["token", "a.b.npy"])
-def test_what_a_killed_writer_left_is_found(name: str, tmp_path: Path, checkout: Path) -> None:
+@pytest.mark.parametrize(("name", "how"), [("token", "create"), ("a.b.npy", "write")])
+def test_what_a_killed_writer_left_is_found(
+    name: str, how: str, tmp_path: Path, checkout: Path
+) -> None:
     wanted, others = tmp_path / name, (".claims", ".note.txt", f".{name}", name, f".{name}.short")
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, wanted], env=os.environ | {"PYTHONPATH": str(checkout)}
+        [sys.executable, "-c", KILLED, wanted, how], env=os.environ | {"PYTHONPATH": str(checkout)}
     )
     assert killed.returncode == 9
     for other in others:
