@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxtrain.checkpoint import pointer
-from jaxtrain.checkpoint.pointer import ASIDE, DAMAGED, KINDS, SUSPECT, Damaged
+from jaxtrain.checkpoint.pointer import (
+    ASIDE,
+    CHECKPOINTS,
+    DAMAGED,
+    KINDS,
+    SUPERSEDED,
+    SUSPECT,
+    Damaged,
+)
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.storage.disks import reason
@@ -84,6 +92,14 @@ class CheckpointCandidates:
                     f"warning: checkpoint {self.shown}/{kind}/{step} is damaged ({why}) and "
                     f"skipped; it cannot be moved to {ASIDE}/ ({reason(error)})"
                 )
+
+    def set_aside_after(self, step: int) -> None:
+        """Moves later checkpoints, which a rollback abandons, to ``aside/``; not those in best/.
+
+        Raises:
+            OSError: the disk does not let it.
+        """
+        self._store.set_aside_after(step, SUPERSEDED, kinds=(CHECKPOINTS,))
 
     def unusable(self) -> bool:
         """Whether checkpoints were moved aside because they must not be used."""

@@ -177,7 +177,7 @@ def claim(place: Place, flag: str) -> str:
         InputError: it has other files, or is a run of another version.
         OSError, RunAgain: it cannot be written.
     """
-    while not (content := place.get(run_marker.NAME)):
+    while (content := place.get(run_marker.NAME)) is None:
         if refusal := run_marker.refusal(place.shown, flag, place.names("")):
             raise InputError(refusal)
         place.create(run_marker.NAME, run_marker.new().encode())  # or another process has
@@ -296,10 +296,7 @@ class CheckpointStore:
             self.place.put(f"{to}.txt", f"{BAD_STEP}: {described.meta['bad_step']}\n".encode())
             self._put(f"{to}.json", content)
             return
-        for kind in kinds:
-            for later in self.steps(kind):
-                if later > step:
-                    self.set_aside(kind, later, SUPERSEDED)
+        self.set_aside_after(step, SUPERSEDED, kinds=kinds)
         # best/ first: it must exist once the run resumes from this one.
         for kind in [kind for kind in (BEST, CHECKPOINTS) if kind in kinds]:
             self._put(name_of(kind, step), content)
@@ -338,9 +335,11 @@ class CheckpointStore:
         )
         return to
 
-    def set_aside_after(self, step: int, category: str, why: str = "") -> None:
+    def set_aside_after(
+        self, step: int, category: str, why: str = "", *, kinds: Iterable[str] = KINDS
+    ) -> None:
         """Moves all pointers of later steps aside."""
-        for kind in KINDS:
+        for kind in kinds:
             for later in self.steps(kind):
                 if later > step:
                     self.set_aside(kind, later, category, why)

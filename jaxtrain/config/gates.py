@@ -1,8 +1,9 @@
 """Gates: what a run must have reached by a step, or it ends there."""
 
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
 _FORM = re.compile(r"\s*(\S+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s+at\s+(\d[\d_,]*)\s*")
@@ -51,9 +52,27 @@ class Gate(NamedTuple):
         """As it is typed."""
         return f"{self.metric} {self.relation} {self.value:g} at {self.step}"
 
-    def is_met(self, values: Mapping[str, float]) -> bool:
-        """Whether the values of a validation meet it; NaN does not."""
-        return _RELATIONS[self.relation](values[self.metric], self.value)
+    def is_met(self, value: float | None) -> bool:
+        """Whether a value of the metric meets it; NaN, Inf, and None for them do not."""
+        if value is None or not math.isfinite(value):
+            return False
+        return _RELATIONS[self.relation](value, self.value)
+
+    def decided_by(
+        self, validations: Iterable[tuple[int, Mapping[str, float]]]
+    ) -> tuple[int, float] | None:
+        """Returns what decides it: the first validation from its step on; None before that.
+
+        Args:
+            validations: (completed steps, values by metric name), in order.
+
+        Returns:
+            Its completed steps and its value of the metric.
+        """
+        for done, values in validations:
+            if done >= self.step and self.metric in values:
+                return done, values[self.metric]
+        return None
 
     def decided_at(self, eval_every: int | None, total: int) -> int:
         """Returns the steps after which the validation comes that decides it.

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -193,8 +194,9 @@ def _make_folder(
         if manifest is not None:  # another process made it while this one waited
             return manifest
         if alone:  # this process has the lock, so a killed process left these folders
-            for left in folder.parent.glob(f"{folder.name}.tmp-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            beside_it = re.compile(re.escape(folder.name) + r"\.tmp-[0-9a-f]{12}")  # of _beside
+            for left in filter(beside_it.fullmatch, os.listdir(folder.parent)):
+                shutil.rmtree(folder.parent / left, ignore_errors=True)
         if bucket is not None and (manifest := _fetch(folder, say, alone, bucket)) is not None:
             return manifest
         # Without locks, several processes may build at once, each in its own folder.

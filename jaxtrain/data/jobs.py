@@ -21,6 +21,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -32,7 +33,7 @@ from typing import Any, TypeGuard
 from jaxtrain.data import cache
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock
+from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock, run_marker
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say
@@ -200,8 +201,8 @@ def run(
         if tally.count:
             before = f"; {failed:,} failed before, without a change since" if failed else ""
             say(f"{skipped:,} of {len(mine):,} {things} are already done{before}")
-        token = place.token() if isinstance(engine, Ray) else None
-        work = functools.partial(_begin, begin, place, token)
+        mark = place.mark() if isinstance(engine, Ray) else None
+        work = functools.partial(_begin, begin, place, mark)
         with progress_bar.counted(doing, things, len(mine), tally.count, say) as show:
             for item, result in engine.map(work, todo):
                 record = _failed(item, KILLS) if result is None else result
@@ -311,6 +312,8 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
     before_text, text = place.read(_SET), json.dumps(current)
     if before_text == text.encode():
         return
+    if before_text is None:
+        _refuse_others(place)
     if before_text is not None:
         try:
             before = json.loads(before_text)
@@ -339,6 +342,17 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
                 "inputs; to start with other inputs, run the command once without --part"
             )
     place.write(_SET, text)
+
+
+def _refuse_others(place: "_Place") -> None:
+    """Refuses an OUT whose files are not outputs: one of the same name would be replaced."""
+    name = place.visible()
+    is_set = place.read(_SET) is not None  # another part may have begun since
+    if name and not is_set and next(iter(place.names_of_records()), None) is None:
+        raise InputError(
+            f"OUT {place.where} has files that this command did not write, such as {name}: use a "
+            "new or an empty folder"
+        )
 
 
 def _complete(
@@ -381,8 +395,8 @@ def _complete(
 # One item, in a worker.
 
 
-def _begin(begin: Begin, place: "_Place", token: str | None, worker: Worker) -> Any:
-    if token is not None and place.token() != token:
+def _begin(begin: Begin, place: "_Place", mark: Path | None, worker: Worker) -> Any:
+    if mark is not None and not mark.is_dir():
         raise InputError(
             f"OUT {place.where} on {socket.gethostname()} is not the folder of this command: use a "
             "folder that all nodes share under the same path"
@@ -527,8 +541,9 @@ class _Place(abc.ABC):
             ) from error
 
     def _remove_half_made(self) -> None:
-        for left in self.half.glob(f"{self.key}-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        ours = re.compile(re.escape(self.key) + "-[0-9a-f]{16}")  # of half_made
+        for left in filter(ours.fullmatch, os.listdir(self.half)):
+            shutil.rmtree(self.half / left, ignore_errors=True)
 
     def half_made(self) -> Path:
         """Returns a new path in :attr:`half`."""
@@ -545,12 +560,16 @@ class _Place(abc.ABC):
             shutil.rmtree(folder, ignore_errors=True)
 
     @abc.abstractmethod
-    def token(self) -> str:
-        """Returns a text by which workers recognize the folder."""
+    def mark(self) -> Path | None:
+        """Makes an empty folder in OUT, which each worker must see; None if OUT is in a bucket."""
 
     @abc.abstractmethod
     def sizes(self) -> Callable[[str], int | None]:
         """Returns a function from the name of a file to its size; None if it does not exist."""
+
+    @abc.abstractmethod
+    def visible(self) -> str | None:
+        """Returns the name of a file or folder that is not hidden; None if there is none."""
 
     @abc.abstractmethod
     def names_of_records(self) -> Iterable[str]:
@@ -637,14 +656,10 @@ class _Folder(_Place):
         with super().opened(say):
             yield
 
-    def token(self) -> str:
-        path = self._top / WORK / "token"
-        with contextlib.suppress(FileNotFoundError):
-            return path.read_text()
-        with contextlib.suppress(FileNotFoundError):  # a worker that does not see the folder
-            atomic.create_whole(path, secrets.token_hex(16))
-            return path.read_text()
-        return ""
+    def mark(self) -> Path:
+        folder = self.half_made()
+        folder.mkdir()
+        return folder
 
     def sizes(self) -> Callable[[str], int | None]:
         def size_of(name: str) -> int | None:
@@ -654,6 +669,10 @@ class _Folder(_Place):
                 return None
 
         return size_of
+
+    def visible(self) -> str | None:
+        names = run_marker.content_of(os.listdir(self._top))
+        return next((name for name in names if name[0] != "."), None)
 
     def names_of_records(self) -> Iterable[str]:
         for path in (self._top / _RECORDS).glob("*/[!.]*.json"):
@@ -713,11 +732,14 @@ class _Bucket(_Place):
     def _store(self) -> Bucket:
         return bucket_folders.opened(self.where)
 
-    def token(self) -> str:
-        return ""
+    def mark(self) -> None:
+        return None
 
     def sizes(self) -> Callable[[str], int | None]:
         return self._store.sizes().get
+
+    def visible(self) -> str | None:
+        return min((name for name in self._store.sizes() if name[0] != "."), default=None)
 
     def names_of_records(self) -> Iterable[str]:
         return self._store.sizes(_RECORDS)

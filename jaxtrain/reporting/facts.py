@@ -81,17 +81,15 @@ def gates(run: RecordedRun) -> dict[str, str]:
     shown = {}
     for text in run.config.get("loop", {}).get("gates") or ():
         gate = Gate.parse(text)
-        decided = (r for r in run.records if gate.metric in r and r["step"] >= gate.step)
-        record = next(decided, None)
-        if record is None:
+        decided = gate.decided_by((record["step"], record) for record in run.records)
+        if decided is None:
             shown[text] = "not decided yet"
             continue
-        value = record[gate.metric]
-        met = value is not None and gate.is_met(record)
+        step, value = decided
         unit = metrics.describe(gate.metric, run.metrics).unit
         shown[text] = (
-            f"{'met' if met else 'not met'}: {formats.metric(value, unit)} at step "
-            f"{record['step']:,}"
+            f"{'met' if gate.is_met(value) else 'not met'}: {formats.metric(value, unit)} at step "
+            f"{step:,}"
         )
     return shown
 

@@ -42,9 +42,10 @@ def write_whole(path: Path, data: bytes | str) -> None:
 
 
 def create_whole(path: Path, data: str) -> bool:
-    """Creates a file atomically, unless it exists.
+    """Creates a file, unless it exists.
 
-    Several processes may do so at once, also on different machines: one of them succeeds.
+    Several processes may do so at once, also on different machines: one of them succeeds. The file
+    appears complete; only on a file system without hard links, a reader may see it empty before.
 
     Args:
         path: the file; its folder must exist.
@@ -63,10 +64,13 @@ def create_whole(path: Path, data: str) -> bool:
             os.link(beside, path)
         except FileExistsError:
             return False
-        except OSError:  # a file system without hard links
-            if path.exists():
+        except OSError:  # no hard links; a rename would replace the file of another process
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(data)
+            except FileExistsError:
                 return False
-            os.replace(beside, path)
+            sync(path)
     sync(path.parent)
     return True
 
@@ -152,7 +156,7 @@ def remove_leftovers(folder: Path, names: Collection[str] | None = None, *, alon
 
 
 def sync(path: str | Path) -> None:
-    """Flushes a file or folder to disk.
+    """Flushes a file, or a folder where its file system can, to disk.
 
     Raises:
         OSError: it may be lost if the power fails.
@@ -160,6 +164,12 @@ def sync(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems refuse it for every folder, such as some of FUSE and VirtualBox's shared
+        # folders. SQLite and PostgreSQL ignore it, too.
+        refused = error.errno == errno.EINVAL and stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if not refused:
+            raise
     finally:
         os.close(descriptor)
 
@@ -388,6 +398,9 @@ def _check_json(content: Any) -> None:
     raise RecursionError
 
 
+_PIECE_BYTES = 2**16
+
+
 def drop_torn_line(path: Path) -> None:
     """Drops an unfinished last line, left by a killed process.
 
@@ -395,10 +408,14 @@ def drop_torn_line(path: Path) -> None:
         OSError: the file cannot be written.
     """
     with open(path, "rb+") as file:
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            file.truncate(whole)
+        size = end = file.seek(0, os.SEEK_END)
+        for start in range(size - size % _PIECE_BYTES, -1, -_PIECE_BYTES):
+            file.seek(start)
+            end = start + file.read(_PIECE_BYTES).rfind(b"\n") + 1
+            if end > start:
+                break
+        if end < size:
+            file.truncate(end)
 
 
 def check_writable(flag: str, path: Path | None) -> None:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.bucket import Bucket
@@ -164,14 +164,33 @@ class FileCopies:
         if not chain:
             self._bucket.download(name, beside)
         else:
-            with beside.open("wb") as file, ThreadPoolExecutor(_AT_ONCE) as pool:
-                for start in range(0, len(chain), _AT_ONCE):
-                    parts = [part.name(name) for part in chain[start : start + _AT_ONCE]]
-                    for content in pool.map(self._bucket.get, parts):
-                        file.write(b"" if content is None else content.data)
+            try:
+                with beside.open("wb") as file:
+                    self._write_parts(name, chain, file)
+            except BaseException:
+                beside.unlink(missing_ok=True)  # a hole in it must not become the file
+                raise
         if beside.exists():  # otherwise it was deleted in the meantime
             beside.replace(path)
             self._states[name] = _state(path)
+
+    def _write_parts(self, name: str, chain: list[_Part], file: BinaryIO) -> None:
+        """Writes the parts of a file.
+
+        Raises:
+            RunAgain: the run has cut the file meanwhile; the next try sees its new parts.
+        """
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for start in range(0, len(chain), _AT_ONCE):
+                parts = [part.name(name) for part in chain[start : start + _AT_ONCE]]
+                for content in pool.map(self._bucket.get, parts):
+                    if content is None:
+                        assert self._parts is not None, "fetch() lists them"
+                        self._parts[name] = _of_listing(self._bucket.sizes(name)).get(name, [])
+                        raise RunAgain(
+                            f"{self._bucket.url}/{name} changed while it was fetched: start again"
+                        )
+                    file.write(content.data)
 
     def _upload_parts(self, name: str, path: Path, size: int) -> None:
         if self._parts is None:

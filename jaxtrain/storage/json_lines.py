@@ -4,20 +4,21 @@ JSON has no NaN or Inf: such a value of an object is ``null``, and ``"nonfinite"
 "inf" | "-inf"}`` on the same line has the value.
 """
 
-import contextlib
 import functools
-import io
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxtrain.errors import InputError
-from jaxtrain.storage.atomic import Appended, drop_torn_line, write_whole
+from jaxtrain.storage.atomic import Appended, drop_torn_line
 
 Record = dict[str, Any]
+
+_PIECE_BYTES = 2**16
+_LINE_BYTES = 2**24  # far more than the examples of a step
 
 
 class JsonLines(Appended):
@@ -67,10 +68,8 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Stays open: a rewind replaces the file, and a second rewind could give the inode of a
-        # closed one to another file, which would be taken for it.
-        self._file: io.FileIO | None = None
         self._offset = 0
+        self._last = b""  # the last line: another one is there after a rewind
 
     def new(self) -> Iterator[Record]:
         """Yields the records since the last call; of a file that was rewound, all.
@@ -81,23 +80,16 @@ class Reader:
         """
         if not self._path.is_file():
             return
-        if self._file is None or not os.path.samestat(
-            os.fstat(self._file.fileno()), self._path.stat()
-        ):
-            self.close()
-            self._file, self._offset = io.FileIO(self._path), 0
-        with open(self._file.fileno(), "rb", closefd=False) as file:
-            file.seek(self._offset)
+        with open(self._path, "rb") as file:
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                file.seek(0)
+                self._offset, self._last = 0, b""
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._offset += len(line)
+                self._offset, self._last = self._offset + len(line), line
                 yield parse(line)
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -108,8 +100,7 @@ def read(path: Path) -> Iterator[Record]:
         ValueError: a line is not JSON.
     """
     path.stat()
-    with contextlib.closing(Reader(path)) as reader:
-        yield from reader.new()
+    yield from Reader(path).new()
 
 
 def parse(line: str | bytes) -> Record:
@@ -135,26 +126,47 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _rewind(path: Path, kept: Callable[[Record], bool]) -> None:
+    """Cuts a file after the last record that stays; reads only what follows that record.
+
+    Records are in the order of the run, so those that stay come before those that do not.
+    """
     if not path.is_file():
         return
     drop_torn_line(path)
+    with path.open("rb") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        for line in _backwards(file, size):
+            if _stays(line, kept, path, end - len(line)):
+                break
+            end -= len(line)
+    if end < size:
+        os.truncate(path, end)
+
+
+def _backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yields the lines of a file, which ends with a line break, from the last one on."""
+    rest = b""  # begins inside a line
+    for start in range(size - size % _PIECE_BYTES, -1, -_PIECE_BYTES):
+        file.seek(start)
+        first, *lines = (file.read(_PIECE_BYTES) + rest).splitlines(keepends=True) or [b""]
+        yield from reversed(lines)
+        rest = first
+        if len(rest) > _LINE_BYTES:
+            break
+    if rest:
+        yield rest
+
+
+def _stays(line: bytes, kept: Callable[[Record], bool], path: Path, offset: int) -> bool:
     try:
-        with path.open(encoding="utf-8") as file:
-            lines = file.readlines()
+        return kept(parse(line.decode()))
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path} is not UTF-8 ({error.reason} at byte {error.start}): move the file away"
+            f"{path} is not UTF-8 ({error.reason} at byte {offset + error.start}): move the file "
+            "away"
         ) from error
-    staying = [line for line in lines if _stays(line, kept, path)]
-    if len(staying) < len(lines):
-        write_whole(path, "".join(staying))
-
-
-def _stays(line: str, kept: Callable[[Record], bool], path: Path) -> bool:
-    try:
-        return kept(parse(line))
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InputError(
-            f"{path} contains a line that jaxtrain did not write ({line[:60].strip()!r}): fix the "
-            "line, or move the file away"
+            f"{path} contains a line that jaxtrain did not write "
+            f"({line[:60].decode(errors='replace').strip()!r}): fix the line, or move the file away"
         ) from None

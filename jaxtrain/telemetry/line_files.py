@@ -108,8 +108,9 @@ def list_files(directory: Path, process: int, process_count: int) -> list[Record
 
     def file(kind: str, event: type, stays: Callable[[Record, Rewound], bool]) -> RecordFile:
         numbers = {
-            path: re.fullmatch(r"\w+\.(\d+)\.jsonl", path.name)
+            path: re.fullmatch(rf"{kind}\.([1-9][0-9]*)\.jsonl", path.name)
             for path in directory.glob(f"{kind}.*.jsonl")
+            if not path.is_symlink()
         }
         former = (
             path

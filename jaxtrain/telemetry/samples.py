@@ -9,7 +9,7 @@ from jaxtrain.telemetry.events import Rewound, Sample
 
 FOLDER = "samples"
 
-_FILE = re.compile(r"[a-z0-9_]+_(\d+)\.(png|mp4|txt)")  # what Sample.file makes
+_FILE = re.compile(r"[a-z0-9_]+_([1-9][0-9]*)\.(png|mp4|txt)")  # exactly what Sample.file makes
 # Samples that a full disk does not take wait in memory, up to this size.
 _MAX_WAITING_BYTES = 2**26
 
@@ -72,11 +72,12 @@ class SampleFiles:
 
 
 def _remove_after(folder: Path, last: int) -> None:
-    if not folder.is_dir():
+    """Removes the samples of later steps, and no file that may be another's: nothing by a link."""
+    if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
         step = step_of(path)
-        if step is not None and step > last:
+        if step is not None and step > last and path.is_file() and not path.is_symlink():
             path.unlink(missing_ok=True)
 
 

@@ -16,7 +16,6 @@ of :class:`Recorder`; ``tracker_trackio.py`` is the shortest example. Then add N
 help of ``--track`` in config/run_flags.py.
 """
 
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -242,19 +241,19 @@ class Tracker:
         recorder = open_recorder(self.name, _info(self._directory, sent))
         self._say(f"{self.name}: {recorder.where}")
         last = recorder.last
-        with contextlib.closing(_Rows(self._directory)) as rows:
-            while True:
-                over = self._over.is_set()  # before the file is read
-                # The resume of a run that was stopped may add a validation to its last step.
-                for row in rows.new(complete=over and self._code not in (RUN_AGAIN, INTERRUPTED)):
-                    if row.step > last:
-                        recorder.record(row)
-                        last = row.step
-                if recorder.keeps:
-                    sent.note(last)
-                if over:
-                    break
-                self._over.wait(_POLL_S)
+        rows = _Rows(self._directory)
+        while True:
+            over = self._over.is_set()  # before the file is read
+            # The resume of a run that was stopped may add a validation to its last step.
+            for row in rows.new(complete=over and self._code not in (RUN_AGAIN, INTERRUPTED)):
+                if row.step > last:
+                    recorder.record(row)
+                    last = row.step
+            if recorder.keeps:
+                sent.note(last)
+            if over:
+                break
+            self._over.wait(_POLL_S)
         recorder.close(self._code)
         sent.note(last)
 
@@ -329,10 +328,6 @@ class _Rows:
             self._row = Row(step, when, values, self._samples_of(step, values))
         if complete and self._row is not None:
             yield self._row
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._reader.close()
 
     def _samples_of(self, step: int, values: dict[str, float]) -> dict[str, Path]:
         if not any(name.startswith("val/") for name in values):

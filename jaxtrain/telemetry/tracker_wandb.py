@@ -7,6 +7,7 @@ of a start that was killed, and sends its rows again.
 
 import html
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -35,7 +36,8 @@ class WandB:
         if wandb.run is not None:  # it has failed, and wandb.init would return it again
             wandb.run.finish(exit_code=1)
         for folder in (info.directory / "wandb").glob(f"offline-run-*-{info.id}"):
-            if not (folder / _COMPLETE).exists():
+            of_this_run = re.fullmatch(rf"offline-run-\d{{8}}_\d{{6}}-{info.id}", folder.name)
+            if of_this_run and not folder.is_symlink() and not (folder / _COMPLETE).exists():
                 shutil.rmtree(folder)
         try:
             self._run = _init(info, None)

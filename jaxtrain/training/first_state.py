@@ -99,7 +99,7 @@ def progress_of(
         directory: of the run.
         position: where the run continues.
         examples: digest of what validates.
-        say: prints why the best validation so far does not count.
+        say: prints why the validations so far do not count.
         resumed: whether the run continues one in this directory.
         has_best: whether the best checkpoint of a step exists; called in process 0.
     """
@@ -112,20 +112,12 @@ def progress_of(
         lambda: "yes" if has_best(best.validated.done) else ""
     ):
         run_progress.mark(best, kept=False)
-    validates = run.loop.eval_every is not None and is_due(
-        position.done, run.loop.eval_every, setup.total
-    )
-    run_progress.validation_due = validates and not run_progress.has(position)
-    earlier = run_progress.last_by_another_criterion
-    if earlier is not None and earlier.value is not None and criterion.metric is not None:
-        same_metric = (earlier.criterion.metric, earlier.criterion.mode) == (
-            criterion.metric,
-            criterion.mode,
-        )
-        changed = "the validation set" if same_metric else "checkpoint.best_metric"
+    due = is_due(position.done, run.loop.eval_every, setup.total)
+    run_progress.validation_due = due and not run_progress.has(position)
+    if run.loop.eval_every is not None and run_progress.last_was_on_other_examples:
         say(
-            f"{changed} differs from the checkpoint's: the best checkpoint so far "
-            f"({earlier.criterion.metric}) and the patience no longer count"
+            "the validation set differs from the checkpoint's: earlier validations do not count "
+            "for the best checkpoint, the patience, and the gates"
         )
     return run_progress
 

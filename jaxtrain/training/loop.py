@@ -76,11 +76,11 @@ def _validate(setup: TrainSetup, state: State) -> bool:
         if validation is None:
             return False
         recorder.validated(recorder.done, validation)
-        why = setup.canaries.judge(recorder.done, state, validation)
+        is_best = save_policy.judge(recorder.position(), validation.values)
+        why = setup.canaries.judge(state, validation, save_policy.run_progress)
         if why:
             setup.stopping.end(why)
-            save_policy.run_progress.unmet_gate = setup.canaries.unmet_gate
-        return save_policy.judge(recorder.position(), validation.values)
+        return is_best
 
 
 def _roll_back(setup: TrainSetup, state: State) -> State:

@@ -13,6 +13,7 @@ from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
+from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training.state import State, saved_part
 
 # Rollbacks to the same checkpoint: after this many, the run is at fault, not a few examples.
@@ -62,6 +63,7 @@ class Rollback:
         Raises:
             InputError: no checkpoint exists, it cannot be read, or earlier rollbacks to it did
                 not help.
+            RunAgain: the disk or the bucket does not respond.
         """
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.skip_step["bad_in_a_row"])
@@ -111,4 +113,15 @@ class Rollback:
         else:
             saved = self._uploader.candidates()
         path = resume.rollback_checkpoint(saved, done, self._every)
-        return "" if path is None else path.stem
+        if path is None:
+            return ""
+        # A kill before the next save must not resume from a newer one, such as one that a stop
+        # saved. Those in best/ stay: their validations still count.
+        step = int(path.stem)
+        try:
+            saved.set_aside_after(step)
+        except OSError as error:
+            raise disk_trouble(
+                error, f"cannot write in {self._directory}", "make it writable"
+            ) from error
+        return path.stem

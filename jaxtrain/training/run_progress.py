@@ -1,21 +1,22 @@
 """``progress.json`` of a run directory: what a resume needs, but is not part of the state.
 
-It lists the validations so far, from which the best one and the patience follow, and the last step
-whose replay had the same result (``loop.replay_every``). A checkpoint does not contain them: a
-validation after a save would otherwise change the checkpoint. A resume counts what belongs to its
-position, so the file may be newer than the checkpoint.
+It lists the validations so far with all their values, from which the best one, the patience, and
+the gates follow, and the last step whose replay had the same result (``loop.replay_every``). A
+checkpoint does not contain them: a validation after a save would otherwise change the checkpoint. A
+resume counts what belongs to its position, so the file may be newer than the checkpoint.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
-from jaxtrain import terminal
+from jaxtrain import config, terminal
+from jaxtrain.config.gates import Gate
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.storage.atomic import read_json, write_whole
@@ -26,7 +27,7 @@ NAME = "progress.json"
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """How validations are compared.
+    """How this start of a run compares validations.
 
     Attributes:
         metric: ``checkpoint.best_metric``; None if none is compared.
@@ -46,16 +47,38 @@ class Validated:
     Attributes:
         done: completed steps of the state.
         seen: examples that the run had seen. After a rollback, the same steps have seen others.
-        criterion: of the run at that time.
-        value: of the metric; None if there is no metric or the value is NaN/Inf.
+        examples: digest of what validated it (:class:`Criterion`).
+        values: by metric name; NaN for NaN/Inf.
         kept: whether its checkpoint could be written if it was the best one.
     """
 
     done: int
     seen: int
-    criterion: Criterion
-    value: float | None
+    examples: str
+    values: Mapping[str, float]
     kept: bool = True
+
+    @classmethod
+    def parse(cls, entry: Any) -> Self:
+        """Reads an entry of ``progress.json``.
+
+        Raises:
+            ValueError: a field is missing or has another type.
+        """
+        kinds = {"done": int, "seen": int, "examples": str, "values": dict, "kept": bool}
+        if not isinstance(entry, dict) or any(
+            type(entry.get(name)) is not kind for name, kind in kinds.items()
+        ):
+            raise ValueError("a validation lacks a field")
+        values = entry["values"]
+        if not all(value is None or type(value) in (int, float) for value in values.values()):
+            raise ValueError("a value of a validation is not a number")
+        return cls(**{name: entry[name] for name in kinds} | {"values": _finite_or_nan(values)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry; JSON has no NaN."""
+        values = {name: None if math.isnan(v) else v for name, v in self.values.items()}
+        return {**vars(self), "values": values}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +92,21 @@ class Best:
 
     validated: Validated
     validations_since: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class UnmetGate:
+    """A gate of ``loop.gates`` that a validation did not meet.
+
+    Attributes:
+        gate: the gate.
+        done: completed steps of the validation that decided it.
+        value: of the gate's metric.
+    """
+
+    gate: Gate
+    done: int
+    value: float
 
 
 def is_due(done: int, every: int | None, total: int) -> bool:
@@ -87,7 +125,6 @@ class RunProgress:
 
     Attributes:
         last_equal: see above.
-        unmet_gate: the gate of ``loop.gates`` that ended the run; None if none did.
         validation_due: whether the state was not validated although it should be, because a stop
             interrupted its validation: a resumed run begins with it.
     """
@@ -103,7 +140,6 @@ class RunProgress:
         self._criterion = criterion
         self._validations = list(validations)
         self.last_equal = last_equal
-        self.unmet_gate: str | None = None
         self.validation_due = False
 
     @classmethod
@@ -131,34 +167,30 @@ class RunProgress:
 
         def read() -> str:
             try:
-                return json.dumps(read_json(directory / NAME))
+                stored = read_json(directory / NAME)
+                _parsed(stored)
+                return json.dumps(stored)
             except FileNotFoundError:
-                return "{}"
+                return ""
             except ValueError as why:
                 say(
                     f"warning: {directory / NAME} is damaged ({why}): earlier validations do not "
-                    "count for the best checkpoint and the patience"
+                    "count for the best checkpoint, the patience, and the gates"
                 )
-                return "{}"
+                return ""
             except OSError as error:
                 raise disk_trouble(
                     error, f"{directory / NAME} cannot be read", "make it readable"
                 ) from error
 
-        stored: dict[str, Any] = json.loads(process_group.process_zero_decides(read))
-        validations = [
-            Validated(**entry | {"criterion": Criterion(**entry["criterion"])})
-            for entry in stored.get("validations", ())
-        ]
-        last_equal = stored.get("last_equal")
-        progress = cls(
+        stored = process_group.process_zero_decides(read)
+        validations, last_equal = _parsed(json.loads(stored)) if stored else ([], None)
+        return cls(
             directory,
             criterion,
             [entry for entry in validations if entry.seen <= position.seen],
             None if last_equal is None else min(last_equal, position.done),
         )
-        progress.unmet_gate = stored.get("unmet_gate")
-        return progress
 
     def write(self) -> None:
         """Writes the file, in process 0.
@@ -168,49 +200,52 @@ class RunProgress:
         """
         content = {
             "last_equal": self.last_equal,
-            "unmet_gate": self.unmet_gate,
-            "validations": [dataclasses.asdict(entry) for entry in self._validations],
+            "validations": [entry.to_json() for entry in self._validations],
         }
         if jax.process_index() == 0:
             write_whole(self._path, json.dumps(content) + "\n")
 
     @property
+    def validations(self) -> list[Validated]:
+        """Returns those on the examples of this start, in order: others do not compare."""
+        examples = self._criterion.examples
+        return [entry for entry in self._validations if entry.examples == examples]
+
+    @property
     def best(self) -> Best | None:
         """Returns the best validation so far by this run's criterion; None before the first."""
         best: Best | None = None
-        sign = 1 if self._criterion.mode == "max" else -1
-        for validated in self._validations:
-            if validated.criterion != self._criterion or not validated.kept:
+        best_value, sign = -math.inf, 1 if self._criterion.mode == "max" else -1
+        for validated in self.validations:
+            if not validated.kept:
                 continue
-            if validated.value is not None and (
-                best is None or sign * validated.value > sign * (best.validated.value or 0.0)
-            ):
-                best = Best(validated)
+            value = sign * validated.values.get(self._criterion.metric or "", math.nan)
+            if value > best_value:
+                best, best_value = Best(validated), value
             elif best is not None:
                 best = Best(best.validated, best.validations_since + 1)
         return best
 
     @property
-    def last_by_another_criterion(self) -> Validated | None:
-        """Returns the last validation that does not count now, because the criterion changed."""
-        if self._validations and self._validations[-1].criterion != self._criterion:
-            return self._validations[-1]
-        return None
+    def last_was_on_other_examples(self) -> bool:
+        """Whether the last validation does not count now, because the examples changed."""
+        return bool(self._validations) and (
+            self._validations[-1].examples != self._criterion.examples
+        )
 
     def has(self, position: Position) -> bool:
         """Whether the state at a position was validated."""
         return any(entry.seen == position.seen for entry in self._validations)
 
-    def add(self, position: Position, value: float | None) -> bool:
+    def add(self, position: Position, values: Mapping[str, float]) -> bool:
         """Adds a validation; returns whether its state is the best so far.
 
         Args:
             position: of the state.
-            value: of the metric, if there is one.
+            values: by metric name.
         """
-        if value is not None and not math.isfinite(value):
-            value = None
-        validated = Validated(position.done, position.seen, self._criterion, value)
+        examples, finite = self._criterion.examples, _finite_or_nan(values)
+        validated = Validated(position.done, position.seen, examples, finite)
         self._validations = [entry for entry in self._validations if entry.seen != position.seen]
         self._validations.append(validated)
         best = self.best
@@ -222,3 +257,33 @@ class RunProgress:
             dataclasses.replace(entry, kept=kept) if entry.seen == best.validated.seen else entry
             for entry in self._validations
         ]
+
+
+def unmet_gate(settings: config.Loop, run_progress: RunProgress) -> UnmetGate | None:
+    """Returns the first gate that the validations so far do not meet; None if there is none."""
+    for gate in map(Gate.parse, settings.gates):
+        decided = gate.decided_by((v.done, v.values) for v in run_progress.validations)
+        if decided is not None and not gate.is_met(decided[1]):
+            return UnmetGate(gate, *decided)
+    return None
+
+
+def _parsed(stored: Mapping[str, Any]) -> tuple[list[Validated], int | None]:
+    """Returns the validations and the last equal step of the file.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    entries, last_equal = stored.get("validations"), stored.get("last_equal", "")
+    if not isinstance(entries, list):
+        raise ValueError("it lacks the validations")
+    if last_equal is not None and type(last_equal) is not int:
+        raise ValueError("it lacks the last equal step")
+    return [Validated.parse(entry) for entry in entries], last_equal
+
+
+def _finite_or_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {
+        name: float(value) if value is not None and math.isfinite(value) else math.nan
+        for name, value in values.items()
+    }

@@ -10,7 +10,7 @@ from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import shortest_folder, shortest_path
 from jaxtrain.models import from_file
 from jaxtrain.telemetry.line import Field, Line
-from jaxtrain.training.run_progress import RunProgress
+from jaxtrain.training.run_progress import RunProgress, unmet_gate
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.stopping import REASONS
 
@@ -112,10 +112,10 @@ def nothing_to_do(run: config.Run, done: int, total: int, run_progress: RunProgr
         total: steps of the complete run.
         run_progress: of the run.
     """
-    if run_progress.unmet_gate in run.loop.gates:
+    if unmet := unmet_gate(run.loop, run_progress):
         return (
-            f"nothing to do: gate {run_progress.unmet_gate} was not met after {done} steps; to "
-            "continue nevertheless, remove it from --loop.gates"
+            f"nothing to do: gate {unmet.gate} was not met after {unmet.done} steps; to continue "
+            "nevertheless, remove it from --loop.gates, or go back with --resume STEP"
         )
     if done >= total and not run_progress.validation_due:
         (length,) = _twice_as_long(run.loop)

@@ -72,7 +72,6 @@ class SavePolicy:
     Three failures in a row end it, and so does a failure of the last save.
 
     Args:
-        run: the config.
         checkpoints: writes the checkpoints.
         meta: their metadata.
         run_progress: the validations of the run, which this updates.
@@ -86,7 +85,6 @@ class SavePolicy:
 
     def __init__(
         self,
-        run: config.Run,
         checkpoints: saver.CheckpointSaver,
         meta: RunMeta,
         run_progress: RunProgress,
@@ -94,7 +92,6 @@ class SavePolicy:
         saved: Callable[[], None] = lambda: None,
         file_weights: Collection[str] = (),
     ) -> None:
-        self._metric = run.checkpoint.best_metric
         self._checkpoints = checkpoints
         self._meta = meta
         self.run_progress = run_progress
@@ -107,9 +104,8 @@ class SavePolicy:
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; returns whether its state is the best."""
-        value = None if self._metric is None else values[self._metric]
-        is_best = self.run_progress.add(position, value)
-        self._write_progress()
+        is_best = self.run_progress.add(position, values)
+        self.write_progress()
         return is_best
 
     def save(
@@ -190,12 +186,13 @@ class SavePolicy:
         if self._best_started is not None:  # the one before is still the best with a checkpoint
             self.run_progress.mark(self._best_started, kept=False)
             self._best_started = None
-            self._write_progress()
+            self.write_progress()
         if not failure.reported:
             self._say(f"warning: {failure}")
         return failure
 
-    def _write_progress(self) -> None:
+    def write_progress(self) -> None:
+        """Writes ``progress.json``; a failure is only a warning."""
         try:
             self.run_progress.write()
         except OSError as error:  # the next validation writes it again

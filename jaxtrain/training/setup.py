@@ -43,7 +43,7 @@ from jaxtrain.training.diagnosis.nan_origin import checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
-from jaxtrain.training.run_progress import RunProgress
+from jaxtrain.training.run_progress import RunProgress, unmet_gate
 from jaxtrain.training.save_policy import (
     RunMeta,
     SavePolicy,
@@ -509,7 +509,7 @@ def _code_if_over(
     if not nothing:
         return None
     log.say(nothing)
-    code = HOPELESS if run_progress.unmet_gate in run.loop.gates else DONE
+    code = HOPELESS if unmet_gate(run.loop, run_progress) else DONE
     early, last = patience_over(run.loop, run_progress), max(built.total, done)
     log.ended(code, run_summary.ending(run, done, last, CONTINUE, early))
     return code
@@ -606,7 +606,6 @@ def open_step(
             built.total,
             warmup_steps(run.optim, built.total),
             lambda done: float(built.schedule(done)),
-            position.done - first.run_progress.validation_due,
             say,
         ),
         recorder=recorder,
@@ -659,7 +658,6 @@ def _open_saver(
             settings.keep, settings.every, directory.position.done if directory.resumes else None
         )
     save_policy = SavePolicy(
-        run,
         checkpoints,
         first.meta,
         first.run_progress,
@@ -667,6 +665,8 @@ def _open_saver(
         _after_save(point_latest, uploader),
         built.definition.file_weights,
     )
+    # Validations after the position, if the run went back, must not count at a later start.
+    save_policy.write_progress()
     return checkpoints, save_policy
 
 

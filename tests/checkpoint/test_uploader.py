@@ -637,3 +637,13 @@ def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
     (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
     second.uploader._upload_files()
     assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
+
+
+def test_a_rollback_moves_later_checkpoints_aside_in_the_bucket(runs: Callable[..., Run]) -> None:
+    first = runs("one", None).begin().upload(2, 3, kinds=BOTH)
+    first.uploader.candidates().set_aside_after(2)
+    assert first.stored == [2]
+    assert list(small_checkpoint.aside(first.uploader._remote.store.place)) == [3]
+    assert first.stored_in("best") == [3]  # its validation still counts
+    first.upload(5)
+    assert first.stored == [2, 5]

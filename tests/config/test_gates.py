@@ -1,5 +1,7 @@
 """Gates are parsed, and checked with the config."""
 
+import math
+
 import pytest
 
 from jaxtrain import config
@@ -25,7 +27,15 @@ def test_gates_are_parsed_and_shown_so_that_they_parse_again(text: str, gate: Ga
 )
 def test_a_gate_compares(relation: str, met: list[int]) -> None:
     gate = Gate.parse(f"val/x {relation} 2 at 1")
-    assert [gate.is_met({"val/x": value}) for value in (1.0, 2.0, 3.0)] == met
+    assert [gate.is_met(value) for value in (1.0, 2.0, 3.0)] == met
+    assert not any(gate.is_met(value) for value in (None, math.nan, math.inf, -math.inf))
+
+
+def test_a_gate_is_decided_by_the_first_validation_from_its_step_that_has_its_metric() -> None:
+    gate = Gate.parse("val/x > 2 at 20")
+    validations = [(10, {"val/x": 1.0}), (20, {"val/y": 1.0}), (30, {"val/x": 3.0})]
+    assert gate.decided_by([*validations, (40, {"val/x": 4.0})]) == (30, 3.0)
+    assert gate.decided_by(validations[:2]) is None
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,16 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_not_read(tmp_path: Path) -> None:
-    left = tmp_path / "key.tmp-123"
+    left = tmp_path / "key.tmp-0123456789ab"
     left.mkdir()
     (left / "file").write_text("half")
+    mine = tmp_path / "key.tmp-notes"
+    mine.mkdir()
     built: list[int] = []
     cache.make_folder(tmp_path / "key", builder(built), silent)
     assert len(built) == 1
     assert not left.exists()
+    assert mine.exists()
     assert (tmp_path / "key" / "file").read_text() == "abc"
 
 

@@ -123,6 +123,26 @@ def test_each_input_has_an_output_a_record_and_a_place_in_the_report(case: Case)
     }
 
 
+def test_files_of_a_user_in_the_output_folder_are_never_replaced(case: Case) -> None:
+    """Such as the videos that were encoded, if their latents are decoded beside them."""
+    case.write(a="file", b="broken")
+    mine = {"a.made": "mine", "b.made": "mine", "c.txt": "mine", ".hidden": "mine"}
+    case.out.mkdir()
+    for name, text in mine.items():
+        (case.out / name).write_text(text)
+    words = "did not write, such as a.made: use a new or an empty folder"
+    for _ in range(2):
+        with pytest.raises(InputError, match=words):
+            case.run()
+    assert case.files() == mine
+    for name in ("a.made", "b.made", "c.txt"):
+        (case.out / name).unlink()
+    (case.out / "lost+found").mkdir()
+    assert case.run().made == 1
+    (case.out / ".jobs/set.json").unlink()  # its records still say whose files these are
+    assert case.run().skipped == 1
+
+
 def test_what_is_done_is_skipped_and_what_changed_is_made_again(case: Case) -> None:
     case.write(a="one", b="two", c="three", d="four")
     case.run()
@@ -331,6 +351,18 @@ def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -
     assert json.loads(_text(bucket, "report.json"))["not_in_list"] == ["b.made"]
 
 
+def test_objects_of_a_user_in_the_bucket_are_never_replaced(case: Case, bucket: Bucket) -> None:
+    case.write(a="file")
+    bucket.put("a.made", b"mine")
+    with pytest.raises(
+        InputError, match=r"s3://bucket/out has files .*, such as a\.made: use a new"
+    ):
+        case.run(URL)
+    assert _text(bucket, "a.made") == "mine"
+    bucket.delete(["a.made"])
+    assert case.run(URL).made == 1
+
+
 def _text(bucket: Bucket, name: str) -> str:
     content = bucket.get(name)
     assert content is not None
@@ -375,9 +407,12 @@ def test_a_worker_that_sees_another_folder_ends_the_command(case: Case) -> None:
     place = jobs._place(case.out)
     begin = functools.partial(jobs._begin, functools.partial(copying, case.top), place)
     with place.opened(print):
-        assert list(ONE.map(functools.partial(begin, place.token()), case.items()))
+        mark = place.mark()
+        assert mark is not None
+        assert list(ONE.map(functools.partial(begin, mark), case.items()))
+        mark.rmdir()
         with pytest.raises(InputError, match="is not the folder of this command: use a folder"):
-            list(ONE.map(functools.partial(begin, "the token of another folder"), case.items()))
+            list(ONE.map(functools.partial(begin, mark), case.items()))
 
 
 def test_two_commands_take_turns(case: Case) -> None:

@@ -1,10 +1,14 @@
 """Tests reading untrusted files."""
 
+import contextlib
 import errno
 import os
+import stat
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,6 +92,46 @@ def test_one_of_several_creates_a_file(
     assert not atomic.create_whole(path, "second")
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
+    path.unlink()
+    barrier = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        barrier.wait()
+        return atomic.create_whole(path, str(number))
+
+    for _ in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            created = list(pool.map(create, range(8)))
+        assert [str(n) for n, first in enumerate(created) if first] == [path.read_text()]
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("number", "of_folder", "fails"),
+    [(errno.EINVAL, True, False), (errno.EINVAL, False, True), (errno.EIO, True, True)],
+)
+def test_a_file_system_may_refuse_to_sync_a_folder(
+    number: int, of_folder: bool, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_folder:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) if fails else contextlib.nullcontext():
+        atomic.write_whole(tmp_path / "file", "content")
+    assert fails or (tmp_path / "file").read_text() == "content"
+
+
+@pytest.mark.parametrize("end", [b"", b"torn", b"x" * 200_000])
+@pytest.mark.parametrize(
+    "whole", [b"", b"one\n", b"y" * 70_000 + b"\n", (b"z" * 99 + b"\n") * 2000]
+)
+def test_a_torn_line_is_dropped(whole: bytes, end: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(whole + end)
+    atomic.drop_torn_line(path)
+    assert path.read_bytes() == whole
 
 
 KILLED = """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
+from jaxtrain.errors import RunAgain
 from jaxtrain.storage import file_copies
 from jaxtrain.storage.bucket import Bucket, Unavailable
 from jaxtrain.storage.file_copies import FileCopies
@@ -193,3 +194,32 @@ def test_a_read_that_fails_is_tried_again(
 
     monkeypatch.setattr(bucket, "download", fail)
     assert fetched(bucket, tmp_path / "run") == {"config.json": b"{}"}
+
+
+def test_a_file_that_is_cut_while_it_is_fetched_has_no_hole(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the metrics of a live run that goes back, while its report is written."""
+    run, copies = tmp_path, FileCopies(bucket, tmp_path)
+    for number in range(5):
+        with (run / "log.txt").open("a") as file:
+            file.write(f"line {number}\n")
+        copies.upload("log.txt")
+    get, asked = bucket.get, list[str]()
+
+    def cut_meanwhile(name: str) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            (run / "log.txt").write_text("line 0\nline 1\nanother\n")
+            copies.upload("log.txt")
+        return get(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket, "get", cut_meanwhile)
+        found = fetched(bucket, tmp_path / "other")
+    assert found == {"log.txt": b"line 0\nline 1\nanother\n"}
+    with monkeypatch.context() as patched:  # a store that lists what it does not have
+        patched.setattr(bucket, "get", lambda name: None)
+        with pytest.raises(RunAgain, match=r"log\.txt changed while it was fetched"):
+            fetched(bucket, tmp_path / "third")
+    assert not list((tmp_path / "third").iterdir())

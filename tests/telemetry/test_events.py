@@ -232,7 +232,7 @@ def test_a_rewind_that_a_full_disk_prevents_is_retried(
         log.emit(Metrics(step, {"train/loss": 1.0}))
         log.emit(BadStep(step, 8 * step, "nan", "nan", ids=[step]))
     with monkeypatch.context() as full:
-        full.setattr(json_lines, "write_whole", no_space)
+        full.setattr(json_lines.os, "truncate", no_space)
         log.emit(Rewound(1, 16))
         log.emit(Metrics(2, {"train/loss": 2.0}))  # must wait for the rewind
     steps = [record["step"] for record in json_lines.read(tmp_path / "metrics.jsonl")]
@@ -274,6 +274,55 @@ def test_samples_of_abandoned_steps_are_removed(
     log.emit(Rewound(20, 160, validated=False))  # the validation after step 20 will be repeated
     assert sorted(path.name for path in folder.iterdir()) == ["notes.md", "text_10.txt", "x_10.png"]
     log.close()
+
+
+def test_files_of_a_user_beside_the_samples_stay(tmp_path: Path) -> None:
+    """Also those with similar names, and all behind a link."""
+    folder, elsewhere = tmp_path / "samples", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "x_30.png").touch()
+    run = event_log.attached(tmp_path, 0, 1)
+    run.emit(Sample(30, "x", "a"))
+    mine = [
+        "frame_0001.png",
+        "Holiday_2019.mp4",
+        "x_30.jpg",
+        "x_30.png.bak",
+        "30.png",
+        "x-y_30.txt",
+    ]
+    mine += ["x_30\n.png", "x_\u0663\u0660.png", "folder_30.png/x_30.png"]
+    for name in mine:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (folder / "link_30.png").symlink_to(elsewhere / "x_30.png")
+    run.emit(Rewound(0, 0))
+    left = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    assert sorted(left) == sorted([*mine, "link_30.png"])
+    run.close()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "samples").symlink_to(elsewhere)
+    run = event_log.attached(other, 0, 1)
+    run.emit(Rewound(0, 0))
+    run.close()
+    assert (elsewhere / "x_30.png").exists()
+
+
+@pytest.mark.parametrize("name", ["examples.01.jsonl", "examples.x.2.jsonl", "examples.2.jsonl"])
+def test_only_the_lists_of_former_processes_are_rewound(tmp_path: Path, name: str) -> None:
+    """The last name is such a list, but behind a link."""
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"step": 5}\n')
+    (tmp_path / name).symlink_to(mine) if name == "examples.2.jsonl" else mine.rename(
+        tmp_path / name
+    )
+    (tmp_path / "examples.1.jsonl").write_text('{"step": 1}\n{"step": 5}\n')
+    log = event_log.attached(tmp_path, 0, 1)
+    log.emit(Rewound(1, 8))
+    log.close()
+    assert (tmp_path / name).read_text() == '{"step": 5}\n'
+    assert (tmp_path / "examples.1.jsonl").read_text() == '{"step": 1}\n'
 
 
 class Clock:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from checkpoint.small_state import make_state, mesh_of, meta_of, target_of
 
+from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
 from jaxtrain.training import rollback
@@ -29,6 +30,27 @@ def training_state(step: int) -> State:
         opt=small.opt,
         skip_step={"bad_in_a_row": jnp.uint32(2)},
     )
+
+
+def test_a_checkpoint_that_a_rollback_abandons_is_not_resumed_from(tmp_path: Path) -> None:
+    """Such as one that a stop saved: a kill before the next save would bring it back."""
+    saver = CheckpointSaver(tmp_path, 2, print, 5)
+    kinds: tuple[str, ...] = (pointer.CHECKPOINTS,)
+    for step in (5, 7):
+        saver.save(saved_part(training_state(step), [CONSTANT]), meta_of(step), kinds)
+        kinds = (pointer.CHECKPOINTS, pointer.BEST)
+    saver.wait()
+    saver.close()
+    state = training_state(8)
+    target = target_of(saved_part(state, [CONSTANT]), mesh_of(8))
+    said: list[str] = []
+    _, position = rollback.Rollback(tmp_path, 5, target, said.append, lambda: "")(state)
+    assert position.done == 5
+    assert any("checkpoints/7 is superseded: moved to" in line for line in said)
+    chosen = resume.choose("latest", tmp_path, tmp_path, said.append)
+    assert chosen is not None
+    assert chosen.stem == "5"
+    assert pointer.steps(tmp_path / "best") == [7]  # its validation still counts
 
 
 def bytes_alive() -> int:

@@ -92,7 +92,7 @@ def made(
     run: config.Run, checkpoints: CheckpointSaver, said: list[str], saved: Any = lambda: None
 ) -> save_policy.SavePolicy:
     meta = save_policy.describe(run, "fingerprint")
-    return save_policy.SavePolicy(run, checkpoints, meta, progress_of(run), said.append, saved)  # type: ignore[arg-type]
+    return save_policy.SavePolicy(checkpoints, meta, progress_of(run), said.append, saved)  # type: ignore[arg-type]
 
 
 def failing(
@@ -260,5 +260,5 @@ def test_another_state_of_the_same_step_is_not_the_best() -> None:
     assert checkpoints.best == [20]
     assert best_step(one.run_progress) == 20
     assert one.run_progress.best is not None
-    assert one.run_progress.best.validated.value == 25.0
+    assert one.run_progress.best.validated.values == {"val/psnr": 25.0}
     assert checkpoints.metas[-1]["examples_skipped"] == 8 * 7

@@ -15,6 +15,8 @@ nothing can change any more, where a masked LM has not learned more than the fre
 or where a gate of ``loop.gates`` is not met.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain.config import metrics
-from jaxtrain.config.gates import Gate
+from jaxtrain.training.run_progress import RunProgress, Validated, unmet_gate
 from jaxtrain.training.state import Arrays, ModelDefinition, State
 from jaxtrain.training.validation import Validation
 
@@ -49,11 +51,7 @@ class Canaries:
         total: steps of the complete run.
         warmup: steps of the warm-up.
         rate: completed steps -> learning rate.
-        since: completed steps of the last validation before this start; gates up to it were met.
         say: prints a warning.
-
-    Attributes:
-        unmet_gate: the gate that has ended the run; None if none has.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Canaries:
         total: int,
         warmup: int,
         rate: Callable[[int], float],
-        since: int,
         say: Callable[[str], None],
     ) -> None:
         self._run, self._definition, self._say = run, definition, say
@@ -71,21 +68,19 @@ class Canaries:
         rest = total - warmup
         self._grace_ends = warmup + max(int(_GRACE * rest), _GRACE_STEPS)
         self._stuck_after = warmup + int(_STUCK_SHARE * rest)
-        self._stuck = 0  # validations in a row at the level of the frequencies
-        self._gates = [Gate.parse(text) for text in run.loop.gates]
-        self.unmet_gate: str | None = None
-        self._gated = since
         self._said: set[str] = set()
-        self._last: tuple[int, dict[str, np.ndarray], dict[str, float]] | None = None
+        self._last: tuple[int, dict[str, np.ndarray]] | None = None  # steps, marks
 
-    def judge(self, done: int, state: State, validation: Validation) -> str:
+    def judge(self, state: State, validation: Validation, run_progress: RunProgress) -> str:
         """Warns about a validation; returns why the run must end, or "".
 
         Args:
-            done: completed steps.
             state: which was validated.
             validation: its results.
+            run_progress: the validations of the run, of which this is the last.
         """
+        validations = run_progress.validations
+        done = validations[-1].done
         now = jax.device_get(_marks(self._definition.trained(state.params)))
         broken = sorted(name for name, (_, finite) in now.items() if not finite)
         if broken:
@@ -94,23 +89,16 @@ class Canaries:
         end = self._unchanged(done, marks)
         self._worse_than_baseline(done, validation)
         self._average(done, validation)
-        if self._last is not None and self._last[0] < done and self._last[2] == validation.values:
-            self._warn(
-                "same",
-                f"the validations after {self._last[0]} and {done} steps are equal to the last "
-                "digit: what is validated does not change",
-            )
-        self._last = (done, marks, dict(validation.values))
+        self._equal(validations[-2:])
+        self._last = done, marks
         return (
-            end
-            or self._stuck_at_frequencies(done, validation)
-            or self._gate(done, validation.values)
+            end or self._stuck_at_frequencies(validation, validations) or self._gate(run_progress)
         )
 
     def _unchanged(self, done: int, marks: Mapping[str, np.ndarray]) -> str:
         if self._last is None or self._last[0] >= done:
             return ""
-        before, old, _ = self._last
+        before, old = self._last
         same = {name for name in marks if marks[name] == old.get(name)}
         if same == marks.keys():
             if all(self._rate(step) == 0 for step in (before, (before + done) // 2, done - 1)):
@@ -133,6 +121,16 @@ class Canaries:
                 "that is wanted",
             )
         return ""
+
+    def _equal(self, last_two: Sequence[Validated]) -> None:
+        before, now = last_two[0], last_two[-1]
+        finite = not any(map(math.isnan, now.values.values()))
+        if before.done < now.done and before.values == now.values and finite:
+            self._warn(
+                "same",
+                f"the validations after {before.done} and {now.done} steps are equal to the last "
+                "digit: what is validated does not change",
+            )
 
     def _worse_than_baseline(self, done: int, validation: Validation) -> None:
         if done < self._grace_ends:
@@ -162,28 +160,35 @@ class Canaries:
                 f"the first batch, the parameters themselves {raw:.4g}: it does not follow them",
             )
 
-    def _stuck_at_frequencies(self, done: int, validation: Validation) -> str:
+    def _stuck_at_frequencies(
+        self, validation: Validation, validations: Sequence[Validated]
+    ) -> str:
         baseline = validation.baseline.get("val/loss")
-        if self._run.model.task != "fill" or baseline is None or done <= self._stuck_after:
+        if self._run.model.task != "fill" or baseline is None:
             return ""
-        close = validation.values["val/loss"] > (1 - _STUCK_WITHIN) * baseline
-        self._stuck = self._stuck + 1 if close else 0
-        if self._stuck < _STUCK_VALIDATIONS:
+
+        def close(validated: Validated) -> bool:
+            level = (1 - _STUCK_WITHIN) * baseline
+            return (
+                validated.done > self._stuck_after and validated.values.get("val/loss", 0.0) > level
+            )
+
+        stuck = sum(1 for _ in itertools.takewhile(close, reversed(validations)))
+        # After the run has ended, a resume with another rate gets as many validations again.
+        if stuck == 0 or stuck % _STUCK_VALIDATIONS:
             return ""
         return (
-            f"val/loss has stayed at {baseline:.4g}, that of the tokens' frequencies, for "
-            f"{self._stuck} validations: this masked LM does not learn; lower --optim.peak_lr, or "
-            "raise --optim.warmup_steps"
+            f"val/loss has stayed at {baseline:.4g}, that of the tokens' frequencies, for {stuck} "
+            "validations: this masked LM does not learn; lower --optim.peak_lr, or raise "
+            "--optim.warmup_steps"
         )
 
-    def _gate(self, done: int, values: Mapping[str, float]) -> str:
-        due = [gate for gate in self._gates if self._gated < gate.step <= done]
-        self._gated = done
-        for gate in due:
-            if not gate.is_met(values):
-                self.unmet_gate = str(gate)
-                return f"gate {gate} is not met: {gate.metric} is {values[gate.metric]:.4g}"
-        return ""
+    def _gate(self, run_progress: RunProgress) -> str:
+        unmet = unmet_gate(self._run.loop, run_progress)
+        if unmet is None:
+            return ""
+        value = "NaN/Inf" if math.isnan(unmet.value) else f"{unmet.value:.4g}"
+        return f"gate {unmet.gate} is not met: {unmet.gate.metric} is {value}"
 
     def _warn(self, kind: str, line: str) -> None:
         if kind not in self._said:

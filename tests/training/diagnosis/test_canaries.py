@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from jaxtrain import config
+from jaxtrain.config.run_length import Position
 from jaxtrain.ops import token_frequencies
 from jaxtrain.training.diagnosis.canaries import Canaries
+from jaxtrain.training.run_progress import Criterion, RunProgress
 from jaxtrain.training.validation import Validation
 
 TOTAL = 1000
@@ -30,7 +33,7 @@ class Run:
         *,
         rate: float = 1e-3,
         gates: tuple[str, ...] = (),
-        since: int = 0,
+        earlier: tuple[tuple[int, float], ...] = (),
     ) -> None:
         loop = dataclasses.replace(run.loop, gates=gates)
         self.said: list[str] = []
@@ -40,9 +43,11 @@ class Run:
             TOTAL,
             warmup=100,
             rate=lambda done: rate,
-            since=since,
             say=self.said.append,
         )
+        self.progress = RunProgress(Path(), Criterion(None, None, "5 texts"))
+        for done, value in earlier:  # before this start
+            self.progress.add(Position(done, seen=done), {"val/loss": value})
         self.params = {
             name: np.full((4, 3), 0.5, np.float32)
             for name in ("encoder.kernel", "encoder.bias", "layers.0.kernel", "layers.1.kernel")
@@ -57,7 +62,8 @@ class Run:
         values = {"val/loss": 5.0 - done / TOTAL if loss is None else loss}
         validation = Validation(more.pop("values", values), {}, **more)
         state: Any = SimpleNamespace(params={k: jnp.asarray(v) for k, v in self.params.items()})
-        return self.canaries.judge(done, state, validation)
+        self.progress.add(Position(done, seen=done), validation.values)
+        return self.canaries.judge(state, validation, self.progress)
 
 
 def test_a_good_run_is_silent() -> None:
@@ -153,13 +159,19 @@ def test_a_gate_is_judged_once_at_the_first_validation_from_its_step() -> None:
     assert not run.validate(200, loss=4.8)
     assert not run.validate(250, loss=8.0)
     assert run.validate(300, loss=4.75) == "gate val/loss < 4.7 at 300 is not met: val/loss is 4.75"
-    assert run.canaries.unmet_gate == "val/loss < 4.7 at 300"
 
 
-def test_a_resumed_run_does_not_judge_a_gate_again() -> None:
+def test_a_resumed_run_knows_the_validations_before_it() -> None:
     gates = ("val/loss < 4.9 at 150",)
-    assert not Run(gates=gates, since=200).validate(300, loss=8.0)
-    assert Run(gates=gates, since=100).validate(300, loss=8.0)
+    assert not Run(gates=gates, earlier=((100, 5.0), (200, 4.8))).validate(300, loss=8.0)
+    assert Run(gates=gates, earlier=((100, 4.8),)).validate(300, loss=8.0)
+    again = Run(earlier=((100, 4.5),))
+    again.validate(200, loss=4.5)
+    assert "after 100 and 200 steps are equal to the last digit" in again.said[0]
+    level = {"baseline": {"val/loss": 5.0}, "loss": 5.0}
+    four = tuple((done, 5.0 + done * 1e-6) for done in (400, 500, 600, 700))
+    assert "for 5 validations" in Run(earlier=four).validate(800, **level)
+    assert not Run(earlier=(*four, (800, 5.0))).validate(900, **level)  # resumed with another rate
 
 
 @pytest.mark.parametrize("size", [2, 50, 5000])
