@@ -5,8 +5,9 @@ taken, a damaged one is passed over, and one that cannot be read at the moment e
 an error, since it may be intact. :mod:`jaxtrain.checkpoint.resume` has the rules.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.pointer import (
@@ -65,21 +66,58 @@ class CheckpointCandidates:
         """Returns the path of a pointer on disk."""
         return self.directory / pointer.name_of(kind, step)
 
-    def ensure_intact(self, kind: str, step: int) -> str:
+    def ensure_intact(self, name: str) -> str:
         """Makes the disk have a checkpoint, intact; returns why that is impossible, else "".
+
+        Args:
+            name: of its pointer, such as ``best/12.json``.
 
         Raises:
             InputError, OSError, RunAgain: it is unknown at the moment.
         """
         if self.bucket_run is not None:
-            return self.bucket_run.fetch(pointer.name_of(kind, step), self.directory)
+            return self.bucket_run.fetch(name, self.directory)
         try:
-            content = pointer.read(self.path(kind, step))
+            content = pointer.read(self.directory / name)
         except Damaged as why:
             return str(why)
         if content.data not in self._verdicts:  # best/ and checkpoints/ may have the same files
             self._verdicts[content.data] = content.damage(self.directory)
         return self._verdicts[content.data]
+
+    def intact(self, step: int, data: str = "") -> tuple[Path | None, str]:
+        """Returns an intact checkpoint of a step, or None and why.
+
+        Args:
+            step: completed steps.
+            data: its folder of files, in which case it may be in ``aside/``; "" for any.
+
+        Raises:
+            InputError, OSError, RunAgain: it is unknown at the moment.
+        """
+        names = [pointer.name_of(kind, step) for kind in KINDS if step in self.steps(kind)]
+        if data:
+            aside = data.rpartition("/")[2]
+            names += [f"{ASIDE}/{aside}.json"] if aside in self._store.asides() else []
+            names = [name for name in names if self._store.folder_of(name) == data]
+        why = ""
+        for name in names:
+            damage = self.ensure_intact(name)
+            if not damage:
+                return self.directory / name, ""
+            why = why or damage
+        return None, why
+
+    def meta(self, kind: str, step: int) -> Mapping[str, Any]:
+        """Returns the metadata of a checkpoint; {} if its pointer is damaged.
+
+        Raises:
+            InputError, OSError, RunAgain: it is unknown at the moment.
+        """
+        try:
+            return self._store.read(pointer.name_of(kind, step))[0].meta
+        except Damaged:
+            return {}
 
     def set_aside(self, damaged: Damage) -> None:
         """Moves damaged checkpoints to ``aside/``; warns if the disk does not let it."""
@@ -126,7 +164,7 @@ def newest_intact(
     for kind in kinds:
         for step in reversed(checkpoints.steps(kind)):
             if only(step):
-                damage = checkpoints.ensure_intact(kind, step)
+                damage = checkpoints.ensure_intact(pointer.name_of(kind, step))
                 if not damage:
                     return checkpoints.path(kind, step), damaged
                 damaged[kind, step] = damage

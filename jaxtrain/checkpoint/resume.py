@@ -1,116 +1,21 @@
-"""Decides which checkpoint a run or a command starts from. No other module decides that.
+"""Finds the checkpoint at a path or URL, for runs and commands.
 
-The rules for a run, which :func:`choose` (1 to 4), :func:`check_directory` (5) and
-:mod:`jaxtrain.checkpoint.same_run` (6) apply in process 0 once the directory is locked, with
-:func:`jaxtrain.checkpoint.candidates.newest_intact`:
-
-1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
-2. ``--resume latest``: the newest intact checkpoint in ``checkpoints/``, or else in ``best/``, of
-   ``--output-dir``, or without that flag, of the run in ``output/NAME`` that saved last. Damaged
-   ones are moved to ``aside/``. Without any checkpoint, the run starts fresh, or from the other
-   run's checkpoint that its last start began with (``run_directory.origin``); with only damaged or
-   suspect ones, it is refused, and nothing moves.
-3. ``--resume STEP``: that step of ``--output-dir``; refused if it is missing or damaged.
-4. ``--resume PATH``, or a URL: that checkpoint, or the newest intact one of that run, which may be
-   another run's. Nothing moves.
-5. Refused if the run directory has checkpoints and the chosen one is of another run; also without
-   ``--resume``.
-6. Refused if the data, the seed or the meaning of the parameters differ.
-
-For a run in a bucket, the same rules apply to its checkpoints there. The disk is a cache: files of
-a checkpoint that are there, with the right checksums, are not fetched again.
+:mod:`jaxtrain.checkpoint.start` decides whether a run starts from it.
 """
 
 import datetime
-import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, Damage, newest_intact
 from jaxtrain.checkpoint.pointer import ASIDE, BEST, CHECKPOINTS, KINDS, Damaged
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.terminal import Say
-
-
-def choose(
-    resume: str | None,
-    output_dir: Path | None,
-    runs_root: Path,
-    say: Say = terminal.out,
-    lock: Callable[[Path], None] = lambda run: None,
-    candidates_of: Callable[[], CheckpointCandidates] | None = None,
-) -> Path | None:
-    """Returns the verified checkpoint to start from; None for a fresh start. Rules 1 to 4.
-
-    Args:
-        resume: the flag's value: ``"latest"``, a step, or a path; None without the flag.
-        output_dir: the run directory, if given.
-        runs_root: ``output/NAME``.
-        say: receives a line for each damaged checkpoint.
-        lock: locks a run directory before anything in it is moved.
-        candidates_of: returns the checkpoints of a run in a bucket; None for a run on disk.
-
-    Raises:
-        InputError: refused; the message lists the existing checkpoints.
-        RunAgain: a disk or the bucket does not respond.
-    """
-
-    def checkpoints_of(directory: Path) -> CheckpointCandidates:
-        return CheckpointCandidates(directory, say) if candidates_of is None else candidates_of()
-
-    try:
-        if resume is None:
-            return None
-        if resume != "latest" and not is_step(resume):
-            return checkpoint_at(expanded(resume), f"--resume {resume}", say)
-        if resume == "latest":
-            directory = output_dir or next(iter(_runs(runs_root)), None)
-            if directory is None:
-                return None
-            lock(directory)
-            return _latest(checkpoints_of(directory), say)
-        if output_dir is None:
-            raise InputError(f"--resume {resume} requires --output-dir, the run that saved it")
-        if candidates_of is None and not output_dir.is_dir():
-            raise InputError(
-                f"--resume {resume}: {output_dir} does not exist: pass the --output-dir of the run "
-                "that saved this step, or omit --resume to start from scratch"
-            )
-        lock(output_dir)
-        return _step(int(resume), checkpoints_of(output_dir))
-    except OSError as error:  # the checkpoints may be intact
-        raise disk_trouble(
-            error,
-            f"--resume {resume}: {error.filename} cannot be read",
-            "make it readable, or choose another --output-dir",
-        ) from error
-
-
-def _latest(checkpoints: CheckpointCandidates, say: Say) -> Path | None:
-    """Rule 2."""
-    start, damaged = newest_intact(checkpoints)
-    if start is None:
-        if refused := refusal(checkpoints, damaged):
-            raise InputError(f"--resume latest: {refused}")
-        return None
-    if checkpoints.bucket_run is None:
-        # A validation must not be compared with a best checkpoint that is damaged. From a bucket,
-        # this would fetch it.
-        damaged |= newest_intact(checkpoints, (BEST,))[1]
-    checkpoints.set_aside(damaged)
-    shown = f"{checkpoints.shown}/{start.parent.name}/{start.stem}"
-    if start.parent.name == BEST:
-        say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
-    elif any(kind == CHECKPOINTS for kind, _ in damaged):
-        say(f"warning: resuming from {shown}, the newest intact one in {CHECKPOINTS}/")
-    return start
 
 
 def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
@@ -127,24 +32,6 @@ def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
         f"checkpoints {shlex.quote(shown)} lists them): to start from scratch, choose "
         "another --output-dir or move this one away"
     )
-
-
-def _step(step: int, checkpoints: CheckpointCandidates) -> Path:
-    """Rule 3."""
-    start, damaged = newest_intact(checkpoints, only=lambda number: number == step)
-    if start is None:
-        why = next((f" ({why})" for why in damaged.values()), "")
-        others = pointer.format_other_steps({kind: checkpoints.steps(kind) for kind in KINDS}, step)
-        raise InputError(
-            f"--resume {step}: {checkpoints.shown} has no complete checkpoint {step}{why}; "
-            f"{others}; pass one of these steps, or --resume latest"
-        )
-    return start
-
-
-def is_step(resume: str) -> bool:
-    """Whether the value of ``--resume`` is a step."""
-    return resume.isascii() and resume.isdigit()
 
 
 def checkpoint_at(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS) -> Path:
@@ -229,25 +116,6 @@ def checkpoint_of_run(
     return start
 
 
-def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
-    """Yields what is wrong with ``--resume``, without reading checkpoints, which takes minutes.
-
-    Args:
-        resume: the flag's value; None without the flag.
-        output_dir: the run directory, if given.
-    """
-    if resume is None or resume == "latest":
-        return
-    folders = [output_dir / kind for kind in KINDS] if output_dir else []
-    path = expanded(resume)
-    paths = folders if is_step(resume) else [path, path.with_name(f"{path.name}.json")]
-    if not any(map(os.path.exists, paths)):
-        try:
-            choose(resume, output_dir, Path())
-        except InputError as error:
-            yield from error.messages
-
-
 def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool:
     """Whether a run is likely to start from a checkpoint; reads none.
 
@@ -270,6 +138,11 @@ def newest_runs(root: Path) -> list[Path]:
     names = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
     runs = [run for name in names for run in _runs(name)]
     return sorted(runs, key=lambda run: (_last_save(run), run), reverse=True)
+
+
+def newest_run(root: Path) -> Path | None:
+    """Returns the run in ``output/NAME`` that saved last; None if none ever did."""
+    return next(iter(_runs(root)), None)
 
 
 def _runs(root: Path) -> list[Path]:
@@ -298,53 +171,6 @@ def _last_save(run_dir: Path) -> str:
             saved = when.strftime("%Y-%m-%dT%H:%M:%SZ")
         last = max(last, saved)
     return last
-
-
-def check_directory(directory: Path, resume: str | None, start_from: Path | None) -> None:
-    """Rule 5: two runs in one directory would overwrite each other's checkpoints.
-
-    Args:
-        directory: the run directory to write to.
-        resume: the flag's value; None without the flag.
-        start_from: the result of :func:`choose`.
-
-    Raises:
-        InputError: the directory contains checkpoints of another run.
-        RunAgain: its disk does not respond.
-    """
-    try:
-        check_empty(
-            CheckpointCandidates(directory), f"--output-dir {directory}", resume, start_from
-        )
-    except OSError as error:
-        raise disk_trouble(
-            error, f"{directory} cannot be read", "make it readable, or choose another --output-dir"
-        ) from error
-
-
-def check_empty(
-    checkpoints: CheckpointCandidates, shown: str, resume: str | None, start_from: Path | None
-) -> None:
-    """Rule 5 for a run on disk or in a bucket; see :func:`check_directory`."""
-    if is_in(checkpoints.directory, start_from):
-        return
-    steps = sorted({step for kind in KINDS for step in checkpoints.steps(kind)})
-    if not steps:
-        return
-    if resume is None:
-        raise InputError(
-            f"{shown} already contains checkpoints (newest: {steps[-1]}): resume with --resume "
-            "latest, or choose another directory"
-        )
-    raise InputError(
-        f"{shown} already contains checkpoints (newest: {steps[-1]}), and --resume {resume} is "
-        "another run: use --resume latest, or choose another directory"
-    )
-
-
-def is_in(directory: Path, start_from: Path | None) -> bool:
-    """Whether a checkpoint is in a run directory."""
-    return start_from is not None and directory.resolve() in start_from.resolve().parents
 
 
 def trained_checkpoint(source: Path) -> Path:

@@ -32,12 +32,12 @@ from typing import NoReturn, Self
 
 import jax
 
-from jaxtrain.checkpoint import own_files, pointer, remote, resume
+from jaxtrain.checkpoint import own_files, pointer, remote, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.pointer import BAD_STEP, BEST, DAMAGED, KINDS, SUSPECT, Damaged, Pointer
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.saver import Save
-from jaxtrain.checkpoint.store import CheckpointStore, Folder, claim, mark_copy
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place, claim, mark_copy
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import bucket as buckets
@@ -157,6 +157,11 @@ class Uploader:
         """Returns the URL of the run's folder."""
         return self._bucket.url
 
+    @property
+    def place(self) -> Place:
+        """Returns the run's folder as the place of its checkpoints."""
+        return self._remote.store.place
+
     def claim(self) -> None:
         """Makes sure that the bucket is this run's, and that no other run writes to it.
 
@@ -191,24 +196,6 @@ class Uploader:
         self.check()
         return CheckpointCandidates(self.directory, say or self._say, self._remote)
 
-    def refuse_other(self, flag: str | None, start_from: Path | None) -> None:
-        """Refuses a bucket with checkpoints that the run does not resume. All processes.
-
-        Args:
-            flag: the value of ``--resume``.
-            start_from: the checkpoint to start from, if any.
-
-        Raises:
-            InputError: it has some.
-        """
-
-        def check() -> str:
-            if not resume.is_in(self.directory, start_from):
-                resume.check_empty(self.candidates(), self.url, flag, start_from)
-            return ""
-
-        process_group.process_zero_decides(check)
-
     def fetch(self, start_from: Path | None) -> None:
         """Fetches what this process lacks of a checkpoint. All processes.
 
@@ -218,19 +205,18 @@ class Uploader:
         Raises:
             InputError, RunAgain: the bucket or the disk is unavailable.
         """
-        if start_from is None or not resume.is_in(self.directory, start_from):
+        if start_from is None or not start.is_in(self.directory, start_from):
             return
-        kind, step = start_from.parent.name, pointer.step_of(start_from.name)
-        assert step is not None, "it is a checkpoint"
+        name = start_from.relative_to(self.directory).as_posix()
         damage = failure = ""
         try:
             if not self._first:
-                damage = self._remote.fetch(pointer.name_of(kind, step), self.directory)
+                damage = self._remote.fetch(name, self.directory)
         except (InputError, RunAgain) as error:  # the others would wait for this process
             failure = str(error)
         # Process 0 may have an intact copy of a file that is damaged in the bucket.
         if damages := list(filter(None, process_group.gather("damage", damage))):
-            self._reject(kind, step, damages[0])
+            self._reject(name, damages[0])
         if failures := list(filter(None, process_group.gather("fetch", failure))):
             raise RunAgain(failures[0])
 
@@ -253,30 +239,19 @@ class Uploader:
                 error, f"{error.filename} cannot be written", "make it writable"
             ) from error
 
-    def _reject(self, kind: str, step: int, damage: str) -> NoReturn:
+    def _reject(self, name: str, damage: str) -> NoReturn:
         """Moves a damaged checkpoint in the bucket aside, so that the next start uses another."""
 
         def move() -> str:
+            kind, step = name.partition("/")[0], pointer.step_in(name)
             return self._remote.store.set_aside(kind, step, DAMAGED, damage)
 
         moved = process_group.process_zero_decides(move)
+        shown = f"{self.url}/{name.removesuffix('.json')}"
         raise RunAgain(
-            f"checkpoint {self.url}/{kind}/{step} is damaged ({damage}) and moved to {moved}: "
-            "resume with --resume latest"
+            f"checkpoint {shown} is damaged ({damage}) and moved to {moved}: resume with --resume "
+            "latest"
         )
-
-    def fetch_file(self, name: str) -> None:
-        """Fetches a file of the run, or deletes it on disk if the bucket does not have it.
-
-        Raises:
-            InputError, RunAgain: the bucket or the disk is unavailable.
-        """
-        try:
-            self._files.fetch(lambda stored: stored == name)
-        except OSError as error:
-            raise disk_trouble(
-                error, f"{self.directory / name} cannot be written", "make it writable"
-            ) from error
 
     def has_best(self, step: int) -> bool:
         """Whether the best checkpoint is of this step, and complete. Process 0.

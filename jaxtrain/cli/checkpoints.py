@@ -213,7 +213,7 @@ def _verdict(saved: CheckpointCandidates, path: Path) -> tuple[Verdict, str]:
         damage = (
             pointer.verify(path)
             if pointer.is_aside(path)
-            else saved.ensure_intact(path.parent.name, pointer.step_in(path.name))
+            else saved.ensure_intact(path.relative_to(saved.directory).as_posix())
         )
     except OSError as error:
         return "unknown", f"{error.filename} cannot be read now ({error.strerror})"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import resume
+from jaxtrain.checkpoint import start
 from jaxtrain.config.mesh_fit import device_count_problem, fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import worker_count
@@ -57,7 +57,7 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
     is_address = flags.output_dir is not None and addresses.is_address(flags.output_dir)
     problems += _bucket(flags.output_dir)
     if alone and not is_address:  # otherwise process 0 checks them for all
-        problems += _places(flags)
+        problems += _places(run, flags)
     if not problems and not other_problems:
         return
     open_fields = {name for message in other_problems for name in fields_of(message)}
@@ -65,7 +65,7 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
     if alone and "--simulate-devices" not in open_fields:
         process_group.connect(os.environ, flags.simulate_devices)
         problems += _devices(run)
-    problems += unreadable(run, resumes=flags.resume is not None)
+    problems += unreadable(run, resumes=flags.resume is not None or flags.again)
     # Drops what may only be a consequence of an override that could not be applied.
     raise InputError(
         *other_problems,
@@ -106,11 +106,19 @@ def _bucket(output_dir: str | None) -> Iterator[str]:
         yield from error.messages
 
 
-def _places(flags: RunFlags) -> Iterator[str]:
+def start_flags(run: config.Run, flags: RunFlags) -> start.Flags:
+    """Returns what decides where a run starts."""
+    weights = run.model.init_from or ""
+    if weights and not (bucket.is_bucket(weights) or hub.is_named(weights)):
+        weights = str(expanded(weights).absolute())
+    return start.Flags(flags.resume, flags.again, weights, os.environ.get(start.LAUNCH, ""))
+
+
+def _places(run: config.Run, flags: RunFlags) -> Iterator[str]:
     """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
     yield from run_directory.problems_of_name(flags.output_dir)
     if flags.output_dir is not None:
-        yield from run_directory.problems(flags.output_dir, flags.resume)
+        yield from run_directory.problems(flags.output_dir, start_flags(run, flags))
     output_dir = None if flags.output_dir is None else expanded(flags.output_dir)
     if flags.resume is not None and bucket.is_bucket(flags.resume):
         try:
@@ -118,7 +126,7 @@ def _places(flags: RunFlags) -> Iterator[str]:
         except InputError as error:
             yield from error.messages
         return
-    yield from resume.problems(flags.resume, output_dir)
+    yield from start.problems(flags.resume, output_dir)
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:

@@ -16,17 +16,15 @@ from typing import Any
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import candidates, own_files, pointer, store
-from jaxtrain.checkpoint import resume as checkpoint_resume
+from jaxtrain.checkpoint import own_files, pointer, start, store
 from jaxtrain.checkpoint.pointer import ASIDE, KINDS
+from jaxtrain.checkpoint.resume import newest_run
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import atomic, json_lines, lock, run_marker
+from jaxtrain.storage import atomic, lock, run_marker
 from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
-from jaxtrain.telemetry import history
-from jaxtrain.terminal import Say
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
@@ -44,6 +42,7 @@ FILES = {
     "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
     "latents; for causal language models, `text_STEP.txt`",
     run_marker.NAME: "marks this folder as a run's; written before anything else",
+    start.NAME: "what the run was told to start from, until it has saved a checkpoint",
     "checkpoints/STEP.json": "the newest checkpoints: each is a pointer to a folder in "
     "`checkpoints/files/`, with the sizes and checksums of its files, and either complete or "
     "absent",
@@ -85,126 +84,24 @@ _FOLDERS = (*KINDS, ASIDE)
 _POINTER = re.compile(r"[0-9]+(-[0-9a-f]+)?\.(json|txt)")
 
 
-def start_from(
-    name: str,
-    resume: str | None,
-    output_dir: str | None,
-    root: Path = ROOT,
-    say: Callable[[str], None] | None = None,
-    *,
-    candidates_of: Callable[[Say], candidates.CheckpointCandidates] | None = None,
-) -> Path | None:
-    """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
+def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = ROOT) -> Path:
+    """Creates, marks and locks the run directory in process 0; all processes must see it.
 
-    Process 0 decides for all processes.
-
-    Args:
-        name: of the config.
-        resume: the flag's value; None without the flag.
-        output_dir: the flag's value.
-        root: contains ``NAME/<UTC time>/``.
-        say: receives the warnings that process 0 also prints to stderr, such as damaged
-            checkpoints.
-        candidates_of: returns the checkpoints of a run in a bucket, for which each process has its
-            own ``output_dir``, a cache; None for a run on disk.
-
-    Raises:
-        InputError: in every process, if the checkpoint is rejected.
-        RunAgain: in every process, if the disk does not respond, or another run uses the directory.
-    """
-    if resume is None:
-        return None
-
-    def warn(line: str) -> None:
-        terminal.warn(line)
-        if say is not None:
-            say(line)
-
-    def decide() -> str:
-        chosen = checkpoint_resume.choose(
-            resume,
-            None if output_dir is None else _absolute(output_dir),
-            root.absolute() / name,
-            warn,
-            lambda run: take(run, warn),
-            None if candidates_of is None else lambda: candidates_of(warn),
-        )
-        if chosen is None:
-            return ""
-        absolute = chosen.absolute()
-        home = _absolute(output_dir or "")
-        in_cache = candidates_of is not None and home in absolute.parents
-        return str(absolute.relative_to(home) if in_cache else absolute)
-
-    chosen = process_group.process_zero_decides(decide)
-    return _absolute(output_dir or "") / chosen if chosen else None
-
-
-def origin(
-    output_dir: str | None,
-    shown: Path | str | None = None,
-    fetch: Callable[[str], None] | None = None,
-) -> str:
-    """Returns the checkpoint of another run that the last start in a directory resumed from.
-
-    A launcher restarts a run with ``--resume latest``, also one that was started from another run's
-    checkpoint and was killed before it saved its own. Process 0 looks for all processes.
-
-    Args:
-        output_dir: the flag's value.
-        shown: the run directory as it is printed; None if it is ``output_dir``.
-        fetch: fetches a file of the run by its name, for a run in a bucket.
-
-    Returns:
-        A path or URL for ``--resume``; "" if there was no such start.
-
-    Raises:
-        InputError, RunAgain: in all processes; the bucket cannot be read.
-    """
-
-    def decide() -> str:
-        if output_dir is None:
-            return ""
-        directory = _absolute(output_dir)
-        path = directory / history.NAME
-        if fetch is not None:
-            fetch(history.NAME)
-        source = ""
-        # Of no start, or damaged.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            for record in json_lines.read(path):
-                if record["event"] == "start":
-                    source = record["from"] or ""
-        return "" if source.startswith(f"{shown or directory}/") else source
-
-    return process_group.process_zero_decides(decide)
-
-
-def prepare(
-    name: str,
-    output_dir: str | None,
-    resume: str | None,
-    start_from: Path | None,
-    root: Path = ROOT,
-) -> Path:
-    """Creates the run directory in process 0; all processes must see it.
-
-    It is ``output_dir``, or the directory of the run that ``--resume latest`` resumes, or a new
-    ``root/NAME/<UTC time>``.
+    It is ``output_dir``, or with ``--resume latest``, the directory of the run of this config that
+    saved last, or a new ``root/NAME/<UTC time>``.
 
     Args:
         name: of the config.
         output_dir: the flag's value.
         resume: the flag's value.
-        start_from: from :func:`start_from`.
         root: contains ``NAME/<UTC time>/``.
 
     Returns:
         The absolute path.
 
     Raises:
-        InputError: in every process, if the directory cannot be written, contains checkpoints from
-            which this run would not resume, or is not visible to a process.
+        InputError: in every process, if the directory cannot be written, has files of a user, or is
+            not visible to a process.
         RunAgain: in every process, if its disk is full or does not respond, or another run uses it.
     """
 
@@ -219,15 +116,13 @@ def prepare(
                     f"--output-dir {directory}: {directory.parent} did not exist and was created: "
                     "is its disk mounted?"
                 )
-            take(directory, terminal.warn)
-            checkpoint_resume.check_directory(directory, resume, start_from)
-        elif resume == "latest" and start_from is not None:
-            directory = pointer.run_of(start_from)
-            take(directory, terminal.warn)
+        elif start.is_step(resume or ""):
+            raise InputError(f"--resume {resume} requires --output-dir, the run that saved it")
         else:
-            directory = _make_new(root.absolute() / name)
+            saved = newest_run(root.absolute() / name) if resume == "latest" else None
+            directory = saved or _make_new(root.absolute() / name)
             _claim(directory)
-            take(directory, terminal.warn)
+        take(directory, terminal.warn)
         _probe(directory)
         return str(directory)
 
@@ -424,23 +319,25 @@ def problems_of_name(output_dir: str | None) -> Iterator[str]:
         )
 
 
-def problems(output_dir: str, resume: str | None) -> Iterator[str]:
+def problems(output_dir: str, flags: start.Flags) -> Iterator[str]:
     """Finds what prevents a run from using a directory; removes the probes that it creates.
 
     Args:
         output_dir: the flag's value.
-        resume: the flag's value.
+        flags: the others that decide where the run starts.
     """
     directory = _absolute(output_dir)
     missing = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not run_marker.read(directory):
+        if run_marker.read(directory):
+            recorded = start.Recorded.of(Folder(directory), CheckpointCandidates(directory))
+            start.decide(flags, recorded, str(directory))
+        else:
             _probe(directory)
-            if refusal := run_marker.refusal(str(directory), "--output-dir", os.listdir(directory)):
+            names = os.listdir(directory)
+            if refusal := run_marker.refusal(str(directory), "--output-dir", names):
                 yield refusal
-        elif resume is None:
-            checkpoint_resume.check_directory(directory, resume, None)
     except InputError as error:
         yield from error.messages
     except OSError as error:

@@ -37,6 +37,7 @@ class RunMeta:
         versions: of jaxtrain and its dependencies.
         file_weights: part of the model -> SHA-256 of the values that it reads from files, which
             checkpoints lack.
+        start: id of the start that saved it (:class:`jaxtrain.checkpoint.start.Intent`).
         model_file: the file of the model's class, if it is not part of jaxtrain: for messages.
     """
 
@@ -44,6 +45,7 @@ class RunMeta:
     config: dict[str, Any]
     versions: dict[str, Any]
     file_weights: dict[str, str] = dataclasses.field(default_factory=dict)
+    start: str = ""
     model_file: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,10 +53,11 @@ class RunMeta:
         return dataclasses.asdict(self)
 
 
-def describe(run: config.Run, fingerprint: str) -> RunMeta:
+def describe(run: config.Run, fingerprint: str, start: str = "") -> RunMeta:
     """Returns the metadata of a new run."""
     file = from_file.file_of(run.model)
-    return RunMeta(fingerprint, config.to_dict(run), versions.versions(), model_file=file)
+    about = config.to_dict(run), versions.versions()
+    return RunMeta(fingerprint, *about, start=start, model_file=file)
 
 
 def patience_over(settings: config.Loop, run_progress: RunProgress) -> bool:

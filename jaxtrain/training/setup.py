@@ -8,6 +8,7 @@ compiled step with the objects that validate, save and stop (:func:`open_step`).
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ from typing import Any
 
 import jax
 
-from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain import config, terminal
+from jaxtrain.checkpoint import pointer, resume, start
+from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.saver import CheckpointSaver
+from jaxtrain.checkpoint.store import Folder, Place
 from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
@@ -34,6 +37,8 @@ from jaxtrain.errors import DONE, HOPELESS, InputError
 from jaxtrain.optim.build import rate_flag, warmup_steps
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import bucket
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
@@ -178,97 +183,59 @@ class OpenedDirectory:
     """Where a run writes, and where it starts.
 
     Attributes:
-        path: the run directory.
+        path: the run directory; for a run in a bucket, its folder in the cache.
+        place: the run directory or the bucket.
         mesh: over all devices.
         uploader: of a run in a bucket; None for one on disk.
-        start_from: the verified checkpoint to start from; None for a new run.
-        shown_source: that checkpoint as it is printed; "" without one.
+        start: the verified checkpoint to start from, if any, and the intent that is recorded.
         position: where the run starts.
     """
 
     path: Path
+    place: Place
     mesh: jax.sharding.Mesh
     uploader: Uploader | None
-    start_from: Path | None
-    shown_source: str
+    start: start.Start
     position: Position
 
     @property
     def resumes(self) -> bool:
         """Whether the checkpoint is one of this run directory."""
-        return resume.is_in(self.path, self.start_from)
+        return start.is_in(self.path, self.start.path)
 
 
 def open_directory(
     run: config.Run, flags: RunFlags, log: RunLog, stack: contextlib.ExitStack
 ) -> OpenedDirectory:
-    """Chooses the checkpoint to start from, locks the run directory, and opens its log.
+    """Locks the run directory, chooses the checkpoint to start from, and opens the run's log.
 
     Raises:
         InputError, RunAgain: in all processes.
     """
     say = log.say
     with log.phases.within("start"):  # may read a complete checkpoint
-        preflight.check(run, resumes=flags.resume is not None)
+        preflight.check(run, resumes=flags.resume is not None or flags.again)
         mesh = make_mesh(run.mesh)
         uploader = Uploader.of(flags.output_dir, cache.root(run.data.cache_dir), say)
-        output_dir = flags.output_dir
-        if uploader is not None:
+        if uploader is None:
+            path = run_directory.prepare(run.name, flags.output_dir, flags.resume)
+            place: Place = Folder(path)
+        else:
             uploader.claim()
             stack.callback(uploader.close)
             run_directory.prepare_cache(uploader.directory)
-            output_dir = str(uploader.directory)
-
-        def choose(resumed: str | None) -> tuple[Path | None, str]:
-            on_disk, shown = _on_disk(resumed, run, say)
-            chosen = run_directory.start_from(
-                run.name,
-                on_disk,
-                output_dir,
-                say=log.log,  # already on the console
-                candidates_of=None if uploader is None else uploader.candidates,
-            )
-            return chosen, shown
-
-        in_bucket = () if uploader is None else (uploader.url, uploader.fetch_file)
-        start_from, shown_source = choose(flags.resume)
-        if (
-            start_from is None
-            and flags.resume == "latest"
-            and (origin := run_directory.origin(output_dir, *in_bucket))
-        ):
-            say(
-                f"--resume latest: no checkpoint yet: resuming from {origin}, from which this run "
-                "was started"
-            )
-            try:
-                start_from, shown_source = choose(origin)
-            except InputError as error:
-                raise InputError(
-                    f"this run was started from {origin}, and has no checkpoint of its own yet: "
-                    f"{error}; or omit --resume to start from scratch"
-                ) from error
-        if uploader is None:
-            path = run_directory.prepare(run.name, output_dir, flags.resume, start_from)
-        else:
-            path = uploader.directory
-            uploader.refuse_other(flags.resume, start_from)
-            uploader.fetch(start_from)
+            path, place = uploader.directory, uploader.place
+        begun = _open_start(run, flags, path, place, uploader, log)
+        if uploader is not None:
+            uploader.fetch(begun.path)
             uploader.fetch_files()
-        if start_from is not None and not shown_source:
-            of_this_run = start_from.is_relative_to(path)
-            checkpoint = (start_from.relative_to(path) if of_this_run else start_from).with_suffix(
-                ""
-            )
-            shown = path if uploader is None else uploader.url
-            shown_source = f"{shown}/{checkpoint}" if of_this_run else str(checkpoint)
         position = Position()
-        if start_from is not None:
-            position = Position.of_checkpoint(pointer.read_meta(start_from))
+        if begun.path is not None:
+            position = Position.of_checkpoint(pointer.read_meta(begun.path))
     log.open(
         run,
         path,
-        shown_source or None,
+        begun.shown or None,
         position,
         flags.arguments,
         flags.track,
@@ -277,32 +244,52 @@ def open_directory(
     stack.push(log.failed)  # before the uploader uploads log.txt for the last time
     if fit := fit_to_present_devices(run)[1]:
         say(fit)
-    if flags.resume and start_from is None:
-        say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
-    return OpenedDirectory(path, mesh, uploader, start_from, shown_source, position)
+    return OpenedDirectory(path, place, mesh, uploader, begun, position)
 
 
-def _on_disk(resumed: str | None, run: config.Run, say: Say) -> tuple[str | None, str]:
-    """Returns ``--resume`` with a fetched checkpoint instead of a URL, and its URL or ""."""
-    if resumed is None or not bucket.is_bucket(resumed):
-        return resumed, ""
-    fetched: list[Path] = []
+def _open_start(
+    run: config.Run,
+    flags: RunFlags,
+    directory: Path,
+    place: Place,
+    uploader: Uploader | None,
+    log: RunLog,
+) -> start.Start:
+    """Decides in process 0 where the run starts, and returns it in all processes."""
+    cache_root = cache.root(run.data.cache_dir)
 
-    def fetch(url: str) -> str:
-        path, shown = resume.checkpoint_at_url(url, "--resume", cache.root(run.data.cache_dir), say)
-        fetched.append(path)
-        return shown
+    def say(line: str) -> None:
+        if line.startswith("warning"):
+            terminal.warn(line)
+            log.log(line)  # already on the console
+        else:
+            log.say(line)
 
-    # The run there may be live: process 0 decides which checkpoint is the newest.
-    shown = process_group.process_zero_decides(lambda: fetch(resumed))
-    if not fetched:
-        fetch(shown)
-    process_group.check_same(
-        "checkpoint",
-        pointer.read(fetched[0]).data,
-        f"{shown} was replaced while it was fetched: start again",
-    )
-    return str(fetched[0]), shown
+    def decide() -> str:
+        checkpoints = (
+            CheckpointCandidates(directory, say) if uploader is None else uploader.candidates(say)
+        )
+        begun = start.open_start(
+            preflight.start_flags(run, flags), place, checkpoints, cache_root, say
+        )
+        own = start.is_in(directory, begun.path)
+        path = begun.path.relative_to(directory) if own and begun.path else begun.path
+        about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.shown}
+        return json.dumps(about | {"path": "" if path is None else str(path)})
+
+    about = json.loads(process_group.process_zero_decides(decide))
+    path = directory / about["path"] if about["path"] else None
+    shown = about["shown"]
+    if bucket.is_bucket(shown) and not start.is_in(directory, path):  # of another run
+        if jax.process_index() != 0:
+            path, _ = resume.checkpoint_at_url(shown, "--resume", cache_root, log.say)
+        assert path is not None, "it was fetched"
+        process_group.check_same(
+            "checkpoint",
+            pointer.read(path).data,
+            f"{shown} was replaced while it was fetched: start again",
+        )
+    return start.Start(start.Intent(**about["intent"]), path, shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,16 +317,51 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
     """
     quarantine = Quarantine.open(directory.path, jax.process_index())
     with log.phases.within("data", allowance_s=None):  # may download
-        new = directory.start_from is None
-        model = with_source(run, log.say) if new else run.model
+        model = run.model
+        if directory.start.path is None:
+            model = _with_weights(run, directory, log.say)
         try:
-            sources = open_sources(run, model, directory.start_from, log.say)
+            sources = open_sources(run, model, directory.start.path, log.say)
         except TooManyBroken as error:
             if jax.process_index() == 0:
                 quarantine.add_all(error.bad, during="index")
             raise
     broken_file_limit = _quarantined(run, sources, quarantine, log.say)
     return OpenedData(sources, quarantine, broken_file_limit, model.init_from)
+
+
+def _with_weights(run: config.Run, directory: OpenedDirectory, say: Say) -> Any:
+    """Returns the model's config with the local weights of a new run, which may not change.
+
+    Raises:
+        InputError: they differ from those that an earlier start of this run began with.
+    """
+    intent = directory.start.intent
+    if intent.kind == "weights":
+        model = dataclasses.replace(run.model, init_from=intent.typed)
+        run = dataclasses.replace(run, model=model)
+    model = with_source(run, say)
+    if model.init_from is None:
+        return model
+    local = expanded(model.init_from)
+
+    def check() -> str:
+        try:
+            digest = start.digest_of_weights(local)
+            if intent.digest not in ("", digest):
+                raise InputError(
+                    f"model.init_from {intent.typed} has changed since this run was started from "
+                    "it: restore it, or choose another --output-dir"
+                )
+            if not intent.digest and intent.kind == "weights":
+                dataclasses.replace(intent, digest=digest).write(directory.place)
+        except OSError as error:
+            what = f"{error.filename} cannot be read or written"
+            raise disk_trouble(error, what, "make it readable") from error
+        return ""
+
+    process_group.process_zero_decides(check)
+    return model
 
 
 def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say) -> Sources:
@@ -484,9 +506,9 @@ def open_state(
         RunAgain: a disk does not respond.
     """
     run, sources = built.run, data.sources
-    meta = describe(run, sources.train.fingerprint)
+    meta = describe(run, sources.train.fingerprint, directory.start.intent.id)
     state = first_state(
-        built, data.init_from, directory.start_from, meta, log.say, shown=directory.shown_source
+        built, data.init_from, directory.start.path, meta, log.say, shown=directory.start.shown
     )
     run_progress = progress_of(
         built,
@@ -649,7 +671,7 @@ def _open_saver(
         run.checkpoint.every,
         data.sources.files_to_keep,
         uploads=uploader,
-        resumed=directory.start_from if directory.resumes else None,
+        resumed=directory.start.path if directory.resumes else None,
     )
     stack.callback(checkpoints.close)
     if uploader is not None:

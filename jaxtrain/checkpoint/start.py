@@ -1,0 +1,483 @@
+"""Decides where a run starts. No other module decides that.
+
+A start is a function of the flags and of what is in the run directory or bucket. ``start.json``
+there has the *intent*: what the run was told to start from. It is written when the directory is
+locked, before anything slow. It is *spent* once a checkpoint that was saved since is complete: each
+has the intent's id in its metadata. So a run that is killed at any moment starts again from what it
+was told, or continues its own checkpoints; launchers add ``--again`` to the same command.
+
+=================================  =================================  ============================
+flags                              the intent is unspent              it is spent
+=================================  =================================  ============================
+none                               refused, except for a new run      refused
+``--resume latest``, ``--again``   the intent                         the run's newest checkpoint
+``--resume PATH`` of another run   the intent if it is the same,      the run's newest checkpoint
+                                   else refused
+``--resume STEP``                  that step                          goes back to that step again
+=================================  =================================  ============================
+
+A directory without a start does what the flags say. A launch that a scheduler starts again, such as
+a requeued job, has the same ``$JAXTRAIN_LAUNCH``, which counts as ``--again``.
+
+What the words mean: the *newest* is the newest intact checkpoint in ``checkpoints/``, or else in
+``best/``; damaged ones are moved to ``aside/``. With only damaged or suspect ones, the run is
+refused, and nothing moves. A step or a path is refused if it is missing or damaged; a path may be
+that of a checkpoint or of a run, of which it means the newest. :mod:`jaxtrain.checkpoint.same_run`
+refuses other data, another seed, and another meaning of the parameters.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
+from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS, KINDS
+from jaxtrain.checkpoint.store import Place
+from jaxtrain.errors import InputError
+from jaxtrain.storage import bucket
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.terminal import Say
+
+NAME = "start.json"
+LAUNCH = "JAXTRAIN_LAUNCH"
+"""Variable of a launcher: the name of this launch, the same if a scheduler starts it again."""
+
+_HASHED_BYTES = 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class Intent:
+    """What a run was told to start from.
+
+    Attributes:
+        kind: ``new``; ``weights``, a new run with ``model.init_from``; ``step``, a checkpoint of
+            this run; or ``checkpoint``, one of another run.
+        typed: the weights, the step, or the path or URL, as typed, but an absolute path.
+        source: the chosen checkpoint: its folder of files in this run, or its path or URL; "" for
+            a new run, and until it is chosen.
+        digest: of that checkpoint or these weights, which may not change; "" if unknown.
+        id: of the checkpoints that are saved from here on.
+        launch: the value of ``$JAXTRAIN_LAUNCH``; "" without one.
+    """
+
+    kind: str
+    typed: str = ""
+    source: str = ""
+    digest: str = ""
+    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    launch: str = ""
+
+    def write(self, place: Place) -> None:
+        """Records it in a run directory or bucket.
+
+        Raises:
+            InputError, OSError, RunAgain: it cannot be written.
+        """
+        place.put(NAME, f"{json.dumps(dataclasses.asdict(self), indent=1)}\n".encode())
+
+    @classmethod
+    def read(cls, place: Place) -> "Intent | None":
+        """Returns what is recorded; None if nothing is.
+
+        Raises:
+            InputError: the record is damaged, or the bucket cannot be read.
+            OSError, RunAgain: it cannot be read at the moment.
+        """
+        content = place.get(NAME)
+        if content is None:
+            return None
+        try:
+            about = json.loads(content)
+            return cls(**{field.name: str(about[field.name]) for field in dataclasses.fields(cls)})
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise InputError(
+                f"{place.shown}/{NAME} is damaged, so it is unknown what this run was started "
+                "from: delete it to continue from the newest checkpoint, or choose another "
+                "--output-dir"
+            ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """The flags that a start depends on.
+
+    Attributes:
+        resume: the value of ``--resume``; None without the flag.
+        again: ``--again``.
+        init_from: the config's ``model.init_from``, "" if it has none.
+        launch: the value of ``$JAXTRAIN_LAUNCH``; "" without one.
+    """
+
+    resume: str | None = None
+    again: bool = False
+    init_from: str = ""
+    launch: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a run directory or bucket has of earlier starts.
+
+    Attributes:
+        intent: the record; None without one.
+        newest: the newest step in ``checkpoints/`` or ``best/``; None if there are no checkpoints.
+        spent: whether a checkpoint was saved since the intent.
+    """
+
+    intent: Intent | None
+    newest: int | None
+    spent: bool
+
+    @classmethod
+    def of(cls, place: Place, checkpoints: CheckpointCandidates) -> "Recorded":
+        """Reads it.
+
+        Raises:
+            InputError, OSError, RunAgain: see :meth:`Intent.read`.
+        """
+        intent = Intent.read(place)
+        pointers = [(kind, step) for kind in KINDS for step in checkpoints.steps(kind)]
+        newest = max((step for _, step in pointers), default=None)
+        if intent is not None and intent.kind == "step":  # others were there before
+            metas = (checkpoints.meta(kind, step) for kind, step in pointers)
+            spent = any(meta.get("start") == intent.id for meta in metas)
+        else:
+            spent = newest is not None or checkpoints.unusable()
+        return cls(intent, newest, spent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Where a run starts, before any checkpoint is read.
+
+    Attributes:
+        intent: that of this start; None if the run continues its newest checkpoint.
+        note: a line to print; "" if nothing needs to be said.
+    """
+
+    intent: Intent | None
+    note: str = ""
+
+
+def decide(flags: Flags, recorded: Recorded, shown: str) -> Decision:
+    """Applies the table above; a pure function.
+
+    Args:
+        flags: of this start.
+        recorded: of earlier ones.
+        shown: the run directory or its URL, for messages.
+
+    Raises:
+        InputError: refused.
+    """
+    intent, typed = recorded.intent, flags.resume
+    again = flags.again or bool(flags.launch and intent and flags.launch == intent.launch)
+    told = _told(flags, shown)
+    if intent is None and not recorded.spent:
+        note = f"{_flag(flags)}: no checkpoint to resume from, starting from scratch"
+        resumes = typed == "latest" or (again and typed is None)
+        return Decision(told, note=note if resumes and not flags.init_from else "")
+    if again or typed == "latest":
+        if recorded.spent or intent is None:
+            return Decision(None)
+        return Decision(intent, _check_weights(intent, flags, shown))
+    if typed is None:
+        if recorded.newest is not None:
+            raise InputError(
+                f"{shown} already contains checkpoints (newest: {recorded.newest}): resume with "
+                "--resume latest, or choose another directory"
+            )
+        if intent is None or intent.kind in ("step", "checkpoint"):
+            raise InputError(
+                f"{shown} was started from {intent.typed if intent else 'a checkpoint'}, and has "
+                "no checkpoint of its own: continue with --resume latest, or choose another "
+                "directory"
+            )
+        return Decision(told)
+    if told.kind == "step":
+        back = f"--resume {typed}: going back to step {typed} again" if recorded.spent else ""
+        return Decision(told, note=back if intent and intent.typed == told.typed else "")
+    if recorded.spent:
+        newest = "" if recorded.newest is None else f", the newest of which is {recorded.newest}"
+        return Decision(
+            None, note=f"--resume {typed}: {shown} continues with its own checkpoints{newest}"
+        )
+    if intent is not None and intent.kind == "checkpoint" and told.typed in _names_of(intent):
+        return Decision(intent)
+    was = "from scratch" if intent is None or not intent.typed else f"from {intent.typed}"
+    raise InputError(
+        f"--resume {typed}: {shown} was started {was}, and has not saved a checkpoint yet: "
+        "continue that with --resume latest, or choose another directory"
+    )
+
+
+def _told(flags: Flags, shown: str) -> Intent:
+    """Returns the intent of the flags alone."""
+    typed, launch = flags.resume, flags.launch
+    if typed is None or typed == "latest":
+        kind = "weights" if flags.init_from else "new"
+        return Intent(kind, flags.init_from, launch=launch)
+    if is_step(typed):
+        return Intent("step", str(int(typed)), launch=launch)
+    if bucket.is_bucket(typed):
+        url = bucket.normalized(typed, "--resume")
+        own = url.removeprefix(f"{shown}/").removesuffix(".json")
+        if own != url and own.rpartition("/")[0] in KINDS and is_step(own.rpartition("/")[2]):
+            return Intent("step", own.rpartition("/")[2], launch=launch)
+        return Intent("checkpoint", url, launch=launch)
+    path = expanded(typed).absolute()
+    named = pointer.find(path)
+    if named is not None and is_in(Path(shown), named):
+        # Its folder tells it from another one of the same step, such as one in aside/.
+        data = pointer.data_of(named.read_bytes())
+        return Intent("step", str(pointer.step_in(named.name)), data, launch=launch)
+    return Intent("checkpoint", str(path), launch=launch)
+
+
+def _names_of(intent: Intent) -> set[str]:
+    """Returns what may be typed for a checkpoint of another run."""
+    return {intent.typed, intent.source, f"{intent.source}.json"}
+
+
+def _flag(flags: Flags) -> str:
+    return "--again" if flags.resume is None else f"--resume {flags.resume}"
+
+
+def _check_weights(intent: Intent, flags: Flags, shown: str) -> str:
+    """Refuses other weights than those of the intent; returns what to print."""
+    weights = intent.typed if intent.kind == "weights" else ""
+    if intent.kind in ("new", "weights") and flags.init_from not in ("", weights):
+        was = f"with model.init_from={weights}" if weights else "from scratch"
+        raise InputError(
+            f"{shown} was started {was}, and has not saved a checkpoint yet, but model.init_from "
+            f"is {flags.init_from} now: {'pass the same weights' if weights else 'remove it'}, or "
+            "choose another --output-dir"
+        )
+    if not intent.typed:
+        return f"{_flag(flags)}: no checkpoint to resume from, starting from scratch"
+    shown_source = intent.source or intent.typed
+    if intent.kind == "step":
+        shown_source = f"step {intent.typed}"
+    return (
+        f"{_flag(flags)}: no checkpoint yet: starting from {shown_source}, from which this run was "
+        "started"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a run starts.
+
+    Attributes:
+        intent: of this start, or the earlier one that it continues.
+        path: the pointer of the verified checkpoint on this disk; None for a new run.
+        shown: that checkpoint as it is printed; "" for a new run.
+    """
+
+    intent: Intent
+    path: Path | None = None
+    shown: str = ""
+
+
+def open_start(
+    flags: Flags, place: Place, checkpoints: CheckpointCandidates, cache_root: Path, say: Say
+) -> Start:
+    """Decides, records the intent before anything slow, and verifies the checkpoint. Process 0.
+
+    Args:
+        flags: of this start.
+        place: the run directory or bucket, which is locked.
+        checkpoints: in it.
+        cache_root: for what is fetched from another run's bucket.
+        say: prints a line.
+
+    Raises:
+        InputError: refused.
+        RunAgain: a disk or bucket does not respond.
+    """
+    try:
+        recorded = Recorded.of(place, checkpoints)
+        decision = decide(flags, recorded, place.shown)
+        if decision.note:
+            say(decision.note)
+        intent = decision.intent
+        if intent is None:
+            path = newest(checkpoints, say, _flag(flags))
+            if path is None:  # they were deleted
+                say(f"{_flag(flags)}: no checkpoint to resume from, starting from scratch")
+            intent = recorded.intent or Intent("new", launch=flags.launch)
+            if recorded.intent is None:
+                intent.write(place)
+            return Start(intent, path, "" if path is None else _shown(path, place))
+        if intent != recorded.intent:
+            intent.write(place)  # what is chosen and verified below may take minutes
+        try:
+            chosen = _chosen(intent, checkpoints, cache_root, say)
+        except InputError:
+            if recorded.intent is None:
+                place.delete(NAME)
+            elif intent != recorded.intent:
+                recorded.intent.write(place)
+            raise
+        if chosen.intent != intent:
+            chosen.intent.write(place)
+        if chosen.path is not None and not chosen.shown:
+            return dataclasses.replace(chosen, shown=_shown(chosen.path, place))
+        return chosen
+    except OSError as error:  # the checkpoints may be intact
+        raise disk_trouble(
+            error,
+            f"{_flag(flags)}: {error.filename} cannot be read or written",
+            "make it readable, or choose another --output-dir",
+        ) from error
+
+
+def _chosen(intent: Intent, checkpoints: CheckpointCandidates, cache_root: Path, say: Say) -> Start:
+    """Returns the verified checkpoint of an intent, with the intent that names it exactly."""
+    if intent.kind == "step":
+        path = _own(intent, checkpoints)
+        data = pointer.data_of(path.read_bytes())
+        return Start(dataclasses.replace(intent, source=data), path)
+    if intent.kind == "checkpoint":
+        flag = f"--resume {intent.source or intent.typed}"
+        text = intent.source or intent.typed
+        try:
+            if bucket.is_bucket(text):
+                path, shown = resume.checkpoint_at_url(text, "--resume", cache_root, say)
+            else:
+                path = resume.checkpoint_at(Path(text), flag, say)
+                shown = str(path.with_suffix(""))
+        except InputError as error:
+            if not intent.source:
+                raise
+            raise InputError(
+                f"this run was started from {intent.source}, and has no checkpoint of its own "
+                f"yet: {error}; or choose another --output-dir to start from something else"
+            ) from error
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if intent.digest not in ("", digest):
+            raise InputError(
+                f"this run was started from {intent.source}, which is another checkpoint now: "
+                "choose another --output-dir to start from that one"
+            )
+        return Start(dataclasses.replace(intent, source=shown, digest=digest), path, shown)
+    return Start(intent)
+
+
+def newest(checkpoints: CheckpointCandidates, say: Say, flag: str) -> Path | None:
+    """Returns the newest intact checkpoint, and moves damaged ones aside; None if there are none.
+
+    Raises:
+        InputError: none is intact; nothing moves.
+        OSError, RunAgain: it is unknown at the moment.
+    """
+    start, damaged = newest_intact(checkpoints)
+    if start is None:
+        if refused := resume.refusal(checkpoints, damaged):
+            raise InputError(f"{flag}: {refused}")
+        return None
+    if checkpoints.bucket_run is None:
+        # A validation must not be compared with a best checkpoint that is damaged. From a bucket,
+        # this would fetch it.
+        damaged |= newest_intact(checkpoints, (BEST,))[1]
+    checkpoints.set_aside(damaged)
+    shown = f"{checkpoints.shown}/{start.parent.name}/{start.stem}"
+    if start.parent.name == BEST:
+        say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
+    elif any(kind == CHECKPOINTS for kind, _ in damaged):
+        say(f"warning: resuming from {shown}, the newest intact one in {CHECKPOINTS}/")
+    return start
+
+
+def _own(intent: Intent, checkpoints: CheckpointCandidates) -> Path:
+    """Returns the checkpoint of an intent in this run.
+
+    Raises:
+        InputError: it is missing or damaged.
+        OSError, RunAgain: it is unknown at the moment.
+    """
+    step = int(intent.typed)
+    path, why = checkpoints.intact(step, intent.source)
+    if path is None:
+        others = pointer.format_other_steps({kind: checkpoints.steps(kind) for kind in KINDS}, step)
+        raise InputError(
+            f"--resume {step}: {checkpoints.shown} has no complete checkpoint {step}"
+            f"{f' ({why})' if why else ''}; {others}; pass one of these steps, or --resume latest"
+        )
+    return path
+
+
+def _shown(path: Path, place: Place) -> str:
+    return f"{place.shown}/{path.parent.name}/{path.stem}"
+
+
+def is_step(text: str) -> bool:
+    """Whether the value of ``--resume`` is a step."""
+    return text.isascii() and text.isdigit()
+
+
+def is_in(directory: Path, path: Path | None) -> bool:
+    """Whether a checkpoint is in a run directory."""
+    return path is not None and directory.resolve() in path.resolve().parents
+
+
+def digest_of_weights(path: Path) -> str:
+    """Returns a digest of the file or folder of ``model.init_from``.
+
+    Of a run, it is that of its checkpoint; else of the names, the sizes, and the first and last
+    64 KiB of all files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if (checkpoint := next(resume.likely_checkpoints(path), None)) is not None:
+        return hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    about: list[Any] = []
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            parts = content.read(_HASHED_BYTES)
+            content.seek(max(0, size - _HASHED_BYTES))
+            parts += content.read(_HASHED_BYTES)
+        name = file.relative_to(path).as_posix() if file != path else ""
+        about.append((name, size, hashlib.sha256(parts).hexdigest()))
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def problems(resumed: str | None, output_dir: Path | None) -> Iterator[str]:
+    """Yields what is wrong with ``--resume``, without reading checkpoints, which takes minutes.
+
+    Args:
+        resumed: the flag's value; None without the flag.
+        output_dir: the run directory, if given.
+    """
+    if resumed is None or resumed == "latest":
+        return
+    if is_step(resumed):
+        if output_dir is None:
+            yield f"--resume {resumed} requires --output-dir, the run that saved it"
+        elif not output_dir.is_dir():
+            yield (
+                f"--resume {resumed}: {output_dir} does not exist: pass the --output-dir of the "
+                "run that saved this step, or omit --resume to start from scratch"
+            )
+        elif not any(os.path.exists(output_dir / kind) for kind in KINDS):
+            try:
+                _own(Intent("step", resumed), CheckpointCandidates(output_dir))
+            except InputError as error:
+                yield from error.messages
+        return
+    path = expanded(resumed)
+    if not any(map(os.path.exists, (path, path.with_name(f"{path.name}.json")))):
+        try:
+            resume.checkpoint_at(path, f"--resume {resumed}", lambda line: None)
+        except InputError as error:
+            yield from error.messages
