@@ -17,6 +17,7 @@ import jax
 
 from jaxtrain import config, terminal
 from jaxtrain.checkpoint import own_files, pointer, start, store
+from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.pointer import ASIDE, KINDS
 from jaxtrain.checkpoint.resume import newest_run
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
