@@ -4,19 +4,21 @@ Importing this module takes a second, as it imports Orbax.
 """
 
 import asyncio
+import errno
 import logging
 import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
-import tensorstore
 
 from jaxtrain.checkpoint.remote import INDEX, INDEX_DATA
+from jaxtrain.storage.disks import reason
 
 
 def quiet_orbax() -> None:
@@ -35,7 +37,6 @@ def quiet_orbax() -> None:
         sys.unraisablehook = _Unraisable(sys.unraisablehook)
 
 
-_CACHE_BYTES = 2**27  # of indexes that are read
 _ABANDONED = (
     *("exception was never retrieved", "Task was destroyed but it is pending"),
     "Global object size logging disabled",  # of each save on disks of their own
@@ -118,10 +119,14 @@ def index_arrays(state: Path) -> None:
     """
     (state / INDEX).unlink(missing_ok=True)
     shutil.rmtree(state / INDEX_DATA, ignore_errors=True)
-    context = tensorstore.Context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}})
-    asyncio.run(
-        ocp.type_handlers.merge_ocdbt_per_process_files(state, ts_context=context, use_zarr3=False)
-    )
+    handlers = ocp.type_handlers
+    context = handlers.get_ts_context(use_ocdbt=True)
+    merge = handlers.merge_ocdbt_per_process_files(state, context, use_zarr3=False)
+    try:
+        with ThreadPoolExecutor(1) as pool:  # in a notebook, this thread has a loop that runs
+            pool.submit(asyncio.run, merge).result()
+    except ValueError as error:  # of TensorStore, for example on a full disk
+        raise OSError(errno.EIO, reason(error), str(state)) from error
 
 
 class TemporaryPath(ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]

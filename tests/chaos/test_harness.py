@@ -112,8 +112,6 @@ def test_leftovers_of_a_run_are_detected(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/files/8-0a/state.orbax-checkpoint-tmp-3").mkdir(parents=True)
     (tmp_path / ".config.json.x7").write_text("")
     (tmp_path / "config.json").write_text("")
-    (tmp_path / "checkpoints/files/8-0a/state/params.kernel").mkdir(parents=True)
-    (tmp_path / "checkpoints/files/8-0a/state/params.kernel/.zarray").write_text("{}")
     assert verdicts.leftovers(tmp_path) == [
         ".config.json.x7",
         "checkpoints/files/8-0a/state.orbax-checkpoint-tmp-3",
