@@ -111,7 +111,7 @@ class Keeper:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A saved bad step, with what it is computed again with.
+    """A saved bad step, and the parts of the step that recompute it.
 
     Attributes:
         path: its pointer.
