@@ -21,8 +21,9 @@ import pytest
 from checkpoint import small_checkpoint
 from checkpoint.small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 from obstore.store import MemoryStore
+from program import arrays_of
 
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import candidates, pointer, resume
 from jaxtrain.checkpoint.pointer import FILES
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.restore import named, restore
@@ -566,3 +567,24 @@ def test_leftovers_are_removed(saved: Path, tmp_path: Path) -> None:
     CheckpointSaver(run, 1).close()
     assert names(run / "checkpoints") == ["4.json", "9.json", "files"]
     assert [name.partition("-")[0] for name in names(run / FILES)] == ["12", "4", "4", "9", "mine"]
+
+
+def test_a_bad_step_stays_and_does_not_count(tmp_path: Path) -> None:
+    saver = CheckpointSaver(tmp_path, 1)
+    meta = meta_of(5) | {"bad_step": "step 6 is bad"}
+    saver.save(make_state(5), meta, (pointer.BAD_STEP,), {"ids": jnp.arange(4)})
+    saver.wait()
+    checkpoints = candidates.CheckpointCandidates(tmp_path)
+    assert candidates.newest_intact(checkpoints) == (None, {})
+    assert not checkpoints.unusable()  # a resume may start from scratch
+    for step in (3, 4):  # what the run saves after that deletes nothing of it
+        saver.save(make_state(step), meta_of(step))
+        saver.wait()
+    saver.close()
+    (path,) = (tmp_path / pointer.ASIDE).glob("*.json")
+    assert path.with_suffix(".txt").read_text() == "bad step: step 6 is bad\n"
+    assert pointer.verify(path) == ""
+    np.testing.assert_array_equal(arrays_of(path)["ids"], np.arange(4))
+    start, _ = candidates.newest_intact(checkpoints)
+    assert start is not None
+    assert start.stem == "4"

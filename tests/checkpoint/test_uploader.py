@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from checkpoint import small_checkpoint
 from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
-from program import wait_for
+from program import arrays_of, wait_for
 
 from jaxtrain.checkpoint import pointer, resume, uploader
 from jaxtrain.checkpoint.pointer import FILES
@@ -157,6 +159,32 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
     assert (second.directory / "progress.json").read_text() == "{}"
     assert (second.directory / "samples" / "clip_4.png").read_bytes() == b"png"
     assert any("fetching checkpoints/6 from s3://bucket/run" in line for line in second.said)
+
+
+def test_a_bad_step_is_uploaded_and_no_resume_uses_it(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    first = runs("first").begin().upload(2)
+    assert first.checkpoints is not None
+    for step in (2, 3):  # also one whose state was just saved
+        meta = meta_of(step) | {"bad_step": f"step {step + 1} is bad"}
+        batch = {"batch": {"x": jnp.arange(8.0)}}
+        first.checkpoints.save(make_state(step), meta, (pointer.BAD_STEP,), batch)
+        first.checkpoints.wait()
+        first.finish()
+    first.close()
+    assert (first.stored, first.on_disk) == ([2], [2])
+    stored = remote.RemoteRun(first.bucket, first.said.append)
+    names = stored.store.asides()
+    reasons = ["bad step: step 3 is bad", "bad step: step 4 is bad"]
+    assert [stored.store.why_aside(name) for name in names] == reasons
+    for name in names:
+        assert not stored.fetch(f"{pointer.ASIDE}/{name}.json", tmp_path / "other")
+        arrays = arrays_of(tmp_path / "other" / pointer.ASIDE / f"{name}.json")
+        np.testing.assert_array_equal(arrays["batch.x"], np.arange(8.0))
+    second = runs("second").begin()
+    assert second.start_from is not None
+    assert second.start_from.stem == "2"
 
 
 def test_files_are_fetched_even_if_the_first_try_fails_after_the_checkpoint(

@@ -19,7 +19,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint import pointer, same_run
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import CheckpointSaver
-from jaxtrain.config import mesh_fit, record
+from jaxtrain.config import mesh_fit, overrides, record
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import text, video  # noqa: F401  defines the configs of data
 from jaxtrain.data.contract import DataConfig
@@ -111,7 +111,7 @@ class Keeper:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A saved bad step, with what it is computed again with.
+    """A saved bad step, and the parts of the step that recompute it.
 
     Attributes:
         path: its pointer.
@@ -135,14 +135,8 @@ class Opened:
         devices = jax.devices()
         rows = run.data.batch_size
         count = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
-        run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, auto=False))
         if count != run.mesh.devices:
-            changes = mesh_fit.fit_mesh(run, 1, count, "find-nan")
-            mesh = dataclasses.replace(
-                run.mesh, data=changes["mesh.data"], fsdp=changes["mesh.fsdp"]
-            )
-            optim = dataclasses.replace(run.optim, accumulate=changes["optim.accumulate"])
-            run = dataclasses.replace(run, mesh=mesh, optim=optim)
+            run = overrides.replaced(run, mesh_fit.fit_mesh(run, 1, count, "find-nan"))
         return cls(path, meta, build_without_data(run, make_mesh(run.mesh, devices[:count])))
 
     def examine(self) -> tuple[nan_origin.Origin, Sequence[int]]:
