@@ -3,8 +3,7 @@
 ``python -m jaxtrain.supervisor KIND ...``; the scripts in ``launch/`` describe the kinds::
 
     local N ARGUMENT...     N processes on this machine
-    platform ARGUMENT...    this node's process, on clouds that start a launcher on every node
-    ssh FILE ARGUMENT...    a process on each host that FILE lists; "serve" is its part on a host
+    platform ARGUMENT...    this node's process; ssh.sh, or a cloud, starts a launcher on every node
     slurm ARGUMENT...       a process on each node of this SLURM job, which is requeued
     pod ARGUMENT...         this pod's process; JobSet restarts all pods
 
@@ -25,32 +24,23 @@ Settings, from the environment:
   because they may still be saving (300)
 - GRACE_S: the same after one has crashed (10)
 - KILL_S: seconds between SIGTERM and SIGKILL after that (20)
-- BEAT_S, SILENCE_S: of ssh, seconds between heartbeats to each host (10), and without one until a
-  host ends its process (60)
 
-It loads no jax, and for ssh nothing but Python and this package: a machine that only starts runs
-on others needs nothing installed.
+It loads no jax.
 """
 
 import contextlib
 import importlib.util
-import json
 import os
-import queue
-import random
 import re
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer
@@ -63,19 +53,14 @@ Newest = int | str
 NOTHING = "nothing"  # the run directory does not exist
 NONE = "none"  # it has no checkpoints
 UNUSABLE = "unusable"  # a resume has moved all of them aside
-UNREACHABLE = "unreachable"  # the host with the run does not respond
 
 _LIMITS = {"MAX_RESTARTS": 5, "RESTART_DELAY_S": 2, "SAVE_S": 300, "GRACE_S": 10, "KILL_S": 20}
-_LIMITS |= {"BEAT_S": 10, "SILENCE_S": 60}
 _LONGEST_DELAY_S = 300
 # Of pod 0: the other pods wait for process 0 for little more than twice as long.
 _LONGEST_POD_DELAY_S = 120
 _TICK_S = 0.1
 _SWEEP_S = 5.0  # for workers of an ended process, which notice that and free their shared memory
 _NEEDED = ("jax", "flax", "optax", "orbax", "grain", "tokenizers")
-MARK = "JAXTRAIN_STARTED_BY_SSH"
-"""The variable by which a host finds a process that was left."""
-_NO_FOLDER = 97  # exit code of the command on a host if REMOTE_DIR is missing
 _LATEST = ["--resume", "latest"]  # overrides the user's --resume: the last one counts
 
 
@@ -158,20 +143,23 @@ class Process:
     Args:
         command: its command line.
         environment: its variables, if they are not the launcher's.
-        output: where all its output goes: a file, or ``subprocess.PIPE``.
-        orders: ``subprocess.PIPE`` if it reads any.
+        output: a file for all its output.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        output: IO[bytes] | int | None = None,
-        orders: int = subprocess.DEVNULL,
+        output: IO[bytes] | None = None,
     ) -> None:
         error = None if output is None else subprocess.STDOUT
         self.popen = subprocess.Popen(
-            command, env=environment, stdin=orders, stdout=output, stderr=error, process_group=0
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=error,
+            process_group=0,
         )
 
     def code(self) -> int | None:
@@ -183,23 +171,15 @@ class Process:
         """Sends it a signal."""
         self.popen.send_signal(number)
 
-    def tick(self) -> None:
-        """Does what is due while it runs."""
-
-    def sweep(self, seconds: float = _SWEEP_S) -> None:
+    def sweep(self) -> None:
         """Waits for the end of its group, and then kills what is left of it."""
-        _sweep(self.popen.pid, seconds, self.code)
-
-
-def _sweep(group: int, seconds: float, reap: Callable[[], object] = int) -> None:
-    """Does that for a process group; ``reap`` collects children, which otherwise seem to run."""
-    end = time.monotonic() + seconds
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < end:
-            reap()
-            os.killpg(group, 0)
-            time.sleep(_TICK_S)
-        os.killpg(group, signal.SIGKILL)
+        end = time.monotonic() + _SWEEP_S
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < end:
+                self.code()  # reaps it: until then it seems to run
+                os.killpg(self.popen.pid, 0)
+                time.sleep(_TICK_S)
+            os.killpg(self.popen.pid, signal.SIGKILL)
 
 
 class Launcher:
@@ -217,7 +197,7 @@ class Launcher:
         running: the processes by index, and ``codes`` of those that have ended.
         before: the newest checkpoint before the current start.
         in_vain: starts in a row that made no new one.
-        checks: how often the last of them looked again for the run's disk or host.
+        checks: how often the last of them looked again for the run's disk.
         stopped_by: the first stop signal; those in ``received`` are not forwarded yet.
         made: folders to remove after a rejected start or a check, the deepest first.
     """
@@ -225,7 +205,6 @@ class Launcher:
     size = 1
     alone = True  # whether no other launcher may be about to write into the run directory
     code_without_directory = 1
-    host = ""  # that is asked for checkpoints
 
     def __init__(
         self,
@@ -285,7 +264,7 @@ class Launcher:
             for process in self.running.values():  # the launcher itself has failed
                 process.signal(signal.SIGKILL)
             if code == WRONG_USE or self.doctor:
-                self.remove_made()
+                remove_empty(self.made)
         return code
 
     def enter(self) -> bool:
@@ -300,10 +279,6 @@ class Launcher:
             self.say(f"{start} {self._lost(newest, ' still')}: giving up")
         self.in_vain = 0
         return not self.is_lost(newest)
-
-    def remove_made(self) -> None:
-        """Removes the folders that were made for a run that did not start."""
-        remove_empty(self.made)
 
     def until_done(self) -> int:
         """Runs all processes until the run has ended; returns the exit code."""
@@ -347,8 +322,6 @@ class Launcher:
                 code = max(ended, key=_weight)
             if code is not None:
                 sent = self._end_the_others(int(time.monotonic() - ended_at), code, sent)
-            for process in self.running.values():
-                process.tick()
             time.sleep(_TICK_S)
         return self.code_of_stop() if not code and len(self.codes) < self.size else code or 0
 
@@ -369,7 +342,8 @@ class Launcher:
                 self.codes[index] = code
                 ended.append(code)
                 if code:
-                    self.say(f"process {index} ended with {_named(code)}")
+                    name = f"process {index}" if self.size > 1 else "the process"
+                    self.say(f"{name} ended with {_named(code)}")
                 process.sweep()
         return ended
 
@@ -419,7 +393,7 @@ class Launcher:
         return [] if has_resume and self.restarts == 0 else _LATEST
 
     def start_ended(self, code: int, end: str) -> Newest | None:
-        """Counts a start, and waits while the run's disk or host is unavailable.
+        """Counts a start, and waits while the run's disk is unavailable.
 
         Args:
             code: the exit code.
@@ -458,15 +432,15 @@ class Launcher:
         return f"{most} restarts in a row produced no new checkpoint (newest: {newest})"
 
     def is_lost(self, newest: Newest) -> bool:
-        """Whether there was more before: the disk or the host may be unavailable."""
+        """Whether there was more before: the disk may be unavailable."""
         if self.in_bucket:  # a resume fetches it
             return False
         if newest == NOTHING:
-            return self.before not in (NOTHING, UNREACHABLE)
-        return newest == UNREACHABLE or (newest == NONE and isinstance(self.before, int))
+            return self.before != NOTHING
+        return newest == NONE and isinstance(self.before, int)
 
     def await_disk(self, start: str, newest: Newest) -> Newest:
-        """Waits while the run's disk or host is unavailable; returns the newest checkpoint.
+        """Waits while the run's disk is unavailable; returns the newest checkpoint.
 
         Another start would create the run directory below the empty mount point and train from
         scratch.
@@ -474,10 +448,9 @@ class Launcher:
         self.checks, most = 0, self.limits["MAX_RESTARTS"]
         was = f" (before: checkpoint {self.before})" if isinstance(self.before, int) else ""
         while self.is_lost(newest) and self.in_vain <= most and self.stopped_by is None:
-            ask = "." if newest == UNREACHABLE else f"{was}: is its disk mounted?"
             self.say(
-                f"{start} {self._lost(newest)} now{ask} Not starting from scratch; checking again, "
-                f"{self.in_vain} of at most {most} times"
+                f"{start} {self._lost(newest)} now{was}: is its disk mounted? Not starting from "
+                f"scratch; checking again, {self.in_vain} of at most {most} times"
             )
             self.wait(self.delay_s())
             newest = self.newest()
@@ -486,8 +459,6 @@ class Launcher:
         return newest
 
     def _lost(self, newest: Newest, still: str = "") -> str:
-        if newest == UNREACHABLE:
-            return f"{self.host}{still} cannot be reached"
         state = "does not exist" if newest == NOTHING else "has no checkpoint"
         return f"{self.directory}{still} {state}"
 
@@ -699,287 +670,9 @@ class Pod(Launcher):
         return os.execvp(command[0], command)
 
 
-class Ssh(Launcher):
-    """A process on each host, with all its GPUs. The first host has process 0.
-
-    Each host runs :func:`serve`, which gets its task and then orders and heartbeats through stdin.
-    """
-
-    def __init__(self, script: str, arguments: Sequence[str]) -> None:
-        if not arguments:
-            usage = f"launch/{script} hosts.txt --config NAME --output-dir DIR ..."
-            raise InputError(f"which hosts? {usage}")
-        self._hosts = _read_hosts(arguments[0], script)
-        self.size, self.host = len(self._hosts), self._hosts[0]
-        super().__init__(script, arguments[1:], python=os.environ.get("PYTHON") or "python")
-        self._folder = os.environ.get("REMOTE_DIR") or os.getcwd()
-        settings = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15")
-        options = shlex.split(os.environ.get("SSH_OPTIONS") or "")
-        self._ssh = ["ssh", *options, *(word for setting in settings for word in ("-o", setting))]
-        self._made: dict[str, list[str]] = {}
-
-    def find_directory(self) -> None:
-        """Leaves that to the hosts: this machine may not see the run directory."""
-        self.directory, self.in_bucket = Path(str(self.output)), False
-
-    def enter(self) -> bool:
-        """Checks all hosts in parallel, and finds the address of the first one.
-
-        Raises:
-            InputError: has a line for each host that fails.
-        """
-        name = re.search("^hostname (.+)$", _output([*self._ssh, "-T", "-G", self.host]), re.M)
-        last = name[1] if name else self.host.rpartition("@")[2]
-        task = {"do": "check", "arguments": self.arguments, "name": last}
-        answers = self._ask_all(dict.fromkeys(self._hosts, task))
-        self._made = {host: answer.get("made", []) for host, answer in answers.items()}
-        failed = [
-            f"{host}: {answer['problem']}"
-            for host, answer in answers.items()
-            if "problem" in answer
-        ]
-        if failed:
-            self.remove_made()
-            raise InputError(*failed)
-        self.in_bucket = answers[self.host]["in_bucket"]
-        address = answers[self._hosts[-1]]["address"] if self.size > 1 else "127.0.0.1"
-        self._address = os.environ.get("COORDINATOR_HOST") or address
-        where = f"process 0 is on {self.host}, found at {self._address}"
-        self.say(f"{self.size} hosts; {where}")
-        return True
-
-    def remove_made(self) -> None:
-        """Removes the folders that the check made on the hosts."""
-        made = {host: folders for host, folders in self._made.items() if folders}
-        self._ask_all({host: {"do": "remove", "folders": made[host]} for host in made})
-
-    def _ask_all(self, tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Runs a short task on each host; returns their answers, or what the problem was."""
-        with ThreadPoolExecutor(max(len(tasks), 1)) as pool:
-            answers = pool.map(self._ask, tasks, tasks.values())
-            return dict(zip(tasks, answers, strict=True))
-
-    def _ask(self, host: str, task: Mapping[str, Any]) -> dict[str, Any]:
-        done = subprocess.run(
-            self._command(host),
-            input=f"{json.dumps(task)}\n",
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        with contextlib.suppress(ValueError, IndexError):
-            return dict(json.loads(done.stdout.splitlines()[-1]))
-        last = "".join((done.stdout + done.stderr).strip().splitlines()[-1:])
-        problems = {
-            255: last,  # ssh's own
-            _NO_FOLDER: f"the folder {self._folder} does not exist: set REMOTE_DIR",
-            127: f"'{self.python}' was not found: set PYTHON",
-        }
-        other = f"{self.python} cannot import jaxtrain ({last}): install it there"
-        newest = UNREACHABLE if done.returncode == 255 else NOTHING
-        return {"problem": problems.get(done.returncode, other), "newest": newest}
-
-    def _command(self, host: str) -> list[str]:
-        remote = shlex.join([self.python, "-m", "jaxtrain.supervisor", "serve"])
-        folder = shlex.quote(self._folder)
-        return [*self._ssh, host, f"cd {folder} || exit {_NO_FOLDER}; exec {remote}"]
-
-    def newest(self) -> Newest:
-        """Asks the first host, because this machine may not see the directory."""
-        answer = self._ask(self.host, {"do": "newest", "arguments": self.arguments})
-        newest: Newest = answer["newest"]
-        return newest
-
-    def start(self, index: int, arguments: Sequence[str]) -> Process:
-        """Starts a process on its host."""
-        if index == 0:
-            port = os.environ.get("COORDINATOR_PORT") or random.randrange(61440, 65536)
-            address = f"[{self._address}]" if ":" in self._address else self._address
-            self._coordinator = f"{address}:{port}"
-        variables = {
-            name: value
-            for name, value in os.environ.items()
-            if name.startswith(("NCCL_", "XLA_")) or name in ("JAXTRAIN_CONNECT_S", "JAX_PLATFORMS")
-        }
-        variables |= _of_process(self._coordinator, self.size, index)
-        variables[MARK] = f"{self._folder} {self.output} {index}"
-        program = {"arguments": arguments, "variables": variables}
-        host = self._hosts[index]
-        return Connection(self._command(host), host, program, self.limits)
-
-
-def _read_hosts(path: str, script: str) -> list[str]:
-    """Reads one host per line; text after # is a comment.
-
-    Raises:
-        InputError: the file cannot be read, or a line is not a host.
-    """
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise InputError(
-            f"cannot read the hosts file '{path}': launch/{script} hosts.txt ..."
-        ) from None
-    hosts: list[str] = []
-    for host in (line.partition("#")[0].strip() for line in lines):
-        if host.startswith("-") or len(host.split()) > 1:
-            raise InputError(f"{path}: '{host}' is not a host name: write one host per line")
-        if host in hosts:
-            raise InputError(f"{path}: {host} is listed twice: remove one")
-        hosts += [host] if host else []
-    if not hosts:
-        raise InputError(f"{path} lists no hosts: write one host per line")
-    return hosts
-
-
-class Connection(Process):
-    """A process on a host, through ssh. Each line of its output begins with the host's name.
-
-    Args:
-        command: of ssh.
-        host: its name.
-        program: what :func:`serve` starts.
-        limits: seconds.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        host: str,
-        program: Mapping[str, Any],
-        limits: Mapping[str, int],
-    ) -> None:
-        super().__init__(command, output=subprocess.PIPE, orders=subprocess.PIPE)
-        self._beat_s, self._beat_at = limits["BEAT_S"], 0.0
-        self._kill_at: float | None = None
-        self._tell(json.dumps({"do": "run", "limits": limits, **program}))
-        self._printer = _printing(self.popen.stdout, f"[{host}] ".encode())
-
-    def _tell(self, line: str) -> None:
-        assert self.popen.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
-            os.write(self.popen.stdin.fileno(), f"{line}\n".encode())
-
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal through the host to the process there."""
-        self._tell(number.name)
-        if number == signal.SIGKILL:
-            # A host that does not respond: without its connection the process there ends itself.
-            self._kill_at = time.monotonic() + _SWEEP_S
-
-    def tick(self) -> None:
-        """Sends a heartbeat if it is due."""
-        now = time.monotonic()
-        if now >= self._beat_at:
-            self._beat_at = now + self._beat_s
-            self._tell("beat")
-        if self._kill_at is not None and now >= self._kill_at:
-            super().signal(signal.SIGKILL)
-
-    def sweep(self, seconds: float = _SWEEP_S) -> None:
-        """Waits for the rest of the output."""
-        super().sweep(seconds)
-        self._printer.join(seconds)
-
-
-_print_lock = threading.Lock()
-
-
-def _printing(stream: IO[bytes] | None, prefix: bytes = b"") -> threading.Thread:
-    """Prints each line of a stream after a prefix; reads on if its own output is closed."""
-
-    def work() -> None:
-        for line in stream or ():
-            with _print_lock, contextlib.suppress(OSError):
-                sys.stdout.buffer.write(prefix + line.removesuffix(b"\n") + b"\n")
-                sys.stdout.buffer.flush()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def serve() -> int:
-    """Does on a host what ``ssh`` asks for in the first line of stdin, a JSON object."""
-    task = json.loads(sys.stdin.readline() or "{}")
-    answer: dict[str, Any] = {}
-    try:
-        match task.get("do"):
-            case "run":
-                return _serve_run(task["arguments"], task["variables"], task["limits"])
-            case "check":
-                launcher = Launcher("", task["arguments"])
-                made = [str(path.absolute()) for path in make_directory(launcher.directory)]
-                answer = {"made": made, "in_bucket": launcher.in_bucket, "address": task["name"]}
-                with contextlib.suppress(OSError):
-                    # Numeric, because on the first host its name may resolve to 127.0.1.1.
-                    answer["address"] = socket.getaddrinfo(task["name"], None)[0][4][0]
-            case "newest":
-                answer["newest"] = newest_checkpoint(run_directory(task["arguments"])[0])
-            case "remove":
-                remove_empty([Path(folder) for folder in task["folders"]])
-    except InputError as error:
-        answer = {"problem": str(error), "newest": NOTHING}
-    terminal.out(json.dumps(answer))
-    return 0
-
-
-def _serve_run(
-    arguments: Sequence[str], variables: Mapping[str, str], limits: Mapping[str, int]
-) -> int:
-    """Runs a process, and obeys orders until it ends; without heartbeats, it ends the process."""
-    # A process left by a broken connection would write into the same directory.
-    for group in _left(f"{MARK}={variables[MARK]}".encode()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(group, signal.SIGTERM)
-        _sweep(group, limits["KILL_S"])
-    process = Process(
-        _program(sys.executable, arguments), os.environ | dict(variables), subprocess.PIPE
-    )
-    printer = _printing(process.popen.stdout)
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    heard, lost = time.monotonic(), False
-    while (code := process.code()) is None:
-        order = "" if time.monotonic() - heard < limits["SILENCE_S"] else "lost"
-        with contextlib.suppress(queue.Empty):
-            order = orders.get(timeout=_TICK_S)
-            heard = time.monotonic()
-        if order == "lost":  # the launcher is gone, or the connection
-            lost = True
-            process.signal(signal.SIGTERM)
-            process.sweep(limits["SAVE_S"])
-        elif order == "SIGKILL":
-            process.sweep(0)
-        elif order.startswith("SIG"):
-            process.signal(signal.Signals[order])
-    process.sweep()
-    printer.join(_SWEEP_S)
-    return RUN_AGAIN if lost else code
-
-
-def _listen(orders: "queue.SimpleQueue[str]") -> None:
-    """Reads orders, one per line, and the end of the connection."""
-    for line in sys.stdin:
-        orders.put(line.strip())
-    orders.put("lost")
-
-
-def _left(mark: bytes) -> list[int]:
-    """Returns this user's process groups whose leader was started with a variable."""
-    left = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's process, or gone
-            leads = os.getpgid(int(folder.name)) == int(folder.name)
-            if leads and mark in (folder / "environ").read_bytes().split(b"\0"):
-                left.append(int(folder.name))
-    return left
-
-
 _LAUNCHERS: dict[str, tuple[str, Callable[[str, Sequence[str]], Launcher]]] = {
     "local": ("local.sh", Local),
     "platform": ("platform.sh", Platform),
-    "ssh": ("ssh.sh", Ssh),
     "slurm": ("slurm.sbatch", Slurm),
     "pod": ("pod.sh", Pod),
 }
@@ -994,8 +687,6 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # until there are processes to forward them to
         signal.signal(number, stop)
     try:
-        if arguments[:1] == ["serve"]:
-            return serve()
         if not arguments or arguments[0] not in _LAUNCHERS:
             raise InputError(f"which launcher? {', '.join(_LAUNCHERS)}")
         script, launcher = _LAUNCHERS[arguments[0]]

@@ -34,7 +34,6 @@ def task() -> dict[str, Any]:
 
 def script(task: dict[str, Any], stubs: Stubs) -> "subprocess.CompletedProcess[str]":
     """Runs ``run`` in the directory of the stand-ins, as SkyPilot runs it in the checkout."""
-    (stubs.directory / "launch").symlink_to(LAUNCH)
     (stubs.directory / ".venv/bin").mkdir(parents=True)
     (stubs.directory / ".venv/bin/python").symlink_to(stubs.stubs / "python")
     (stubs.stubs / "rsync").write_text(RSYNC)
