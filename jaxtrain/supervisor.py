@@ -9,7 +9,12 @@
 
 Exit codes of a run (jaxtrain/errors.py): 0 done, 2 wrong use or input, 4 a gate or canary,
 and 130 Ctrl-C or loop.max_hours end the launcher. After 75 (temporary failure) and all others (a
-crash, a SIGKILL) it ends all processes and runs the same command again with ``--resume latest``.
+crash, a SIGKILL) it ends all processes and runs the same command again.
+
+The arguments are passed on unchanged, with ``--again`` where the run may have started before: then
+the run continues what it has begun. That is every start but the first one with your own
+``--resume``. Schedulers may start a launcher again that knows nothing of it: SLURM's job and
+Kubernetes' JobSet name their run in JAXTRAIN_LAUNCH, which the run compares.
 
 With ``--doctor`` among its arguments, a launcher does not train. It runs ``doctor`` once on every
 host and ends with the highest exit code: 0 if a run can start, 1 if there are problems.
@@ -61,7 +66,9 @@ _LONGEST_POD_DELAY_S = 120
 _TICK_S = 0.1
 _SWEEP_S = 5.0  # for workers of an ended process, which notice that and free their shared memory
 _NEEDED = ("jax", "flax", "optax", "orbax", "grain", "tokenizers")
-_LATEST = ["--resume", "latest"]  # overrides the user's --resume: the last one counts
+_AGAIN = "--again"
+LAUNCH = "JAXTRAIN_LAUNCH"
+"""The variable that names a launch, the same for all of its starts."""
 
 
 def option(name: str, arguments: Sequence[str]) -> str | None:
@@ -283,9 +290,9 @@ class Launcher:
     def until_done(self) -> int:
         """Runs all processes until the run has ended; returns the exit code."""
         self.before = self.newest()
-        resume = self.resume()
+        again = False
         while True:
-            code = self.run_once([*self.arguments, *resume])
+            code = self.run_once(self.arguments_of_start(again=again))
             if code in (0, WRONG_USE, HOPELESS):
                 return code
             if self.stopped_by is None:
@@ -299,7 +306,7 @@ class Launcher:
                 if not self.checks:
                     self.say(f"ended with {_named(code)}: {self.counted(newest)}")
                     self.wait(self.delay_s())
-                self.before, resume = newest, _LATEST
+                self.before, again = newest, True
             if self.stopped_by is not None:
                 return self.code_of_stop()
 
@@ -387,10 +394,14 @@ class Launcher:
         """Returns the run's newest checkpoint."""
         return newest_checkpoint(self.directory)
 
-    def resume(self) -> list[str]:
-        """Returns ``--resume latest``; the first start uses the user's own ``--resume``."""
-        has_resume = option("--resume", self.arguments) is not None
-        return [] if has_resume and self.restarts == 0 else _LATEST
+    def arguments_of_start(self, *, again: bool) -> list[str]:
+        """Returns the user's arguments, with ``--again`` unless the first start has a ``--resume``.
+
+        Args:
+            again: whether there was a start before.
+        """
+        first = not again and option("--resume", self.arguments) is not None
+        return [*self.arguments, *([] if first or _AGAIN in self.arguments else [_AGAIN])]
 
     def start_ended(self, code: int, end: str) -> Newest | None:
         """Counts a start, and waits while the run's disk is unavailable.
@@ -595,13 +606,15 @@ class Slurm(Launcher):
         self._job = os.environ.get("SLURM_JOB_ID") or ""
         if not self._job:
             raise InputError("not running in a SLURM job: use sbatch launch/slurm.sbatch ...")
+        cluster = os.environ.get("SLURM_CLUSTER_NAME")
+        os.environ[LAUNCH] = "-".join(filter(None, ("slurm", cluster, self._job)))
 
     def until_done(self) -> int:
         """Runs the tasks once, and requeues the job if another start may help."""
         self.before, file = self.newest(), self.directory / ".slurm-restarts"
         if self._requeued is not None:
             self.read_count(file)
-        code = self.run_once([*self.arguments, *self.resume()])
+        code = self.run_once(self.arguments_of_start(again=self._requeued is not None))
         if code in (0, WRONG_USE, HOPELESS, INTERRUPTED):
             return code
         shown = _output(["scontrol", "show", "job", self._job])
@@ -645,6 +658,8 @@ class Pod(Launcher):
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
         super().__init__(script, arguments, os.environ.get("RESTARTS") or "0")
         self.alone = os.environ.get("JAX_NUM_PROCESSES", "1") == "1"
+        if uid := os.environ.get("JOBSET_UID"):
+            os.environ[LAUNCH] = f"jobset-{uid}"
 
     def run(self) -> int:
         """Returns doctor's exit code; JobSet would run it again after 1."""
@@ -666,7 +681,7 @@ class Pod(Launcher):
             self.write_count(file, newest)
             if self.restarts:
                 time.sleep(min(self.delay_s(), _LONGEST_POD_DELAY_S))
-        command = self.program([*self.arguments, *self.resume()])
+        command = self.program(self.arguments_of_start(again=self.restarts > 0))
         return os.execvp(command[0], command)
 
 

@@ -59,6 +59,8 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     problems += misfits
     if run is None:
         raise InputError(*problems)
+    if typed.again:
+        typed = dataclasses.replace(typed, resume="latest")
     if typed.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.telemetry import tracker

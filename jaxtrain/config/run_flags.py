@@ -22,6 +22,8 @@ class RunFlags:
     """run directory, or s3:// or gs:// (default: output/NAME/<UTC time>)"""
     resume: Annotated[str | None, "latest|STEP|PATH"] = None
     """resume from the latest checkpoint, from a step, or from another run"""
+    again: bool = False
+    """continue this run if it has started before (launchers pass it)"""
     simulate_devices: Annotated[int | None, "N"] = None
     """run on N virtual CPU devices, to try a mesh without GPUs"""
     debug: bool = False
@@ -40,5 +42,5 @@ FLAGS = {
     if field.metadata != UNTYPED
 }
 """As typed -> field."""
-ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
+ONE_RUN_ONLY = ("--output-dir", "--resume", "--again", "--profile", "--debug")
 """Flags that commands for later runs do not repeat."""

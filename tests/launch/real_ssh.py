@@ -257,7 +257,8 @@ def test_a_process_without_its_connection_saves_and_ends(cluster: Cluster, lost:
     with cluster.launch(*flags, "--checkpoint.keep", "1") as launcher:
 
         def trains() -> bool:
-            return len(losses(cluster.directory / name)) > 3
+            metrics = cluster.directory / name / "metrics.jsonl"
+            return metrics.exists() and len(losses(metrics.parent)) > 3
 
         wait_for(trains, "some steps", seconds=300, explain=launcher.output)
         assert newest_checkpoint(folder) == 0
@@ -286,10 +287,10 @@ def test_neither_a_second_launcher_nor_doctor_harms_a_run(cluster: Cluster) -> N
     flags = (*FLAGS[:-1], "1000000", "--output-dir", "busy")
     with cluster.launch(*flags) as launcher:
         trainers = reach(cluster, launcher, folder, after=0)
-        with cluster.launch(*flags, MAX_RESTARTS="1") as second:
+        with cluster.launch(*flags, SAVE_S="1") as second:
             code, output = second.wait()
-        assert code == 1, output
-        assert re.search(r"\[n1\] error: another run is using .*/busy \(host n1, ", output)
+        assert code == 2, output
+        assert re.search(r"\[n1\] error: another run is using busy \(process \d+ on n1\)", output)
         with cluster.launch("--doctor", *flags) as doctor:
             code, output = doctor.wait()
         assert code == 0, output

@@ -82,9 +82,10 @@ def test_exit_codes_choose_between_an_end_and_a_restart(manifest: dict[str, Any]
         ("FailJobSet", ["PodFailurePolicy"]),
         ("RestartJobSetAndIgnoreMaxRestarts", ["BackoffLimitExceeded"]),
     ]
-    (field,) = [entry["valueFrom"] for entry in container["env"] if entry["name"] == "RESTARTS"]
-    label = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
-    assert field == {"fieldRef": {"fieldPath": label}}
+    fields = {entry["name"]: entry.get("valueFrom") for entry in container["env"]}
+    for name, label in (("RESTARTS", "restart-attempt"), ("JOBSET_UID", "jobset-uid")):
+        path = f"metadata.labels['jobset.sigs.k8s.io/{label}']"
+        assert fields[name] == {"fieldRef": {"fieldPath": path}}
 
 
 def test_the_manifest_sets_the_variables_that_jaxtrain_reads(manifest: dict[str, Any]) -> None:
@@ -179,7 +180,14 @@ def test_the_first_start_uses_the_users_resume(tmp_path: Path) -> None:
         assert code == 75
     first, second = (call[5:] for call in stubs.calls(0))
     assert first == [*RUN, "--resume", "400"]
-    assert second == [*RUN, "--resume", "400", "--resume", "latest"]
+    assert second == [*RUN, "--resume", "400", "--again"]
+
+
+def test_all_starts_of_a_jobset_have_one_name(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, 'play() { echo "of ${JAXTRAIN_LAUNCH-nothing}"; }')
+    _, out, _ = stubs.run("pod.sh", *RUN, JOBSET_UID="12-ab")
+    assert out == "of jobset-12-ab\n"
+    assert stubs.run("pod.sh", *RUN, JOBSET_UID="")[1] == "of nothing\n"  # an older JobSet
 
 
 def test_a_signal_ends_the_delay_of_a_pod(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
         ((address, count, devices, *arguments),) = stubs.calls(index)
         assert address.startswith("127.0.0.1:")
         assert (count, devices) == ("2", "")
-        assert arguments == ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
+        assert arguments == ["-m", "jaxtrain.main", *RUN, "--again"]
     assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
 
 
@@ -44,9 +44,7 @@ def test_temporary_failures_and_crashes_restart_at_another_port(tmp_path: Path, 
     stubs = Stubs(tmp_path, f"play() {{ (($2 == 3)) || exit {code}; }}")
     assert stubs.run("local.sh", "2", *RUN)[0] == 0
     assert len({call[0] for call in stubs.calls(0)}) == 3
-    assert [call[3:] for call in stubs.calls(0)] == [
-        ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
-    ] * 3
+    assert [call[3:] for call in stubs.calls(0)] == [["-m", "jaxtrain.main", *RUN, "--again"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,7 @@ def test_arguments_are_passed_unchanged_and_the_first_start_uses_the_users_resum
     stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
     odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *', "--resume", "400")
     assert stubs.run("local.sh", "1", *odd)[0] == 0
-    assert [call[5:] for call in stubs.calls(0)] == [[*odd], [*odd, "--resume", "latest"]]
+    assert [call[5:] for call in stubs.calls(0)] == [[*odd], [*odd, "--again"]]
     assert (tmp_path / "a b").is_dir()
 
 

@@ -73,9 +73,7 @@ def test_a_node_of_a_platform_runs_one_process_and_restarts_it(tmp_path: Path) -
     stubs = Stubs(tmp_path, "play() { env >env.$2; (($2 == 2)) || exit 75; }")
     node = {"WORLD_SIZE": "6", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert stubs.run("platform.sh", *RUN, **node)[0] == 0
-    assert [call[3:] for call in stubs.calls(3)] == [
-        ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
-    ] * 2
+    assert [call[3:] for call in stubs.calls(3)] == [["-m", "jaxtrain.main", *RUN, "--again"]] * 2
     environment = (tmp_path / "env.1").read_text()
     for name, value in node.items():
         assert f"{name}={value}\n" in environment

@@ -45,7 +45,18 @@ def test_jaxtrain_detects_the_tasks_of_the_job(tmp_path: Path) -> None:
         assert found is not None
         assert (found.host, found.count, found.index, found.devices) == ("n1", 2, index, [])
         assert environment["NCCL_DEBUG"] == "WARN"
-        assert stubs.calls(index)[0][5:] == [*RUN, "--resume", "latest"]
+        assert environment["JAXTRAIN_LAUNCH"] == "slurm-tiny-1"
+        assert stubs.calls(index)[0][5:] == [*RUN, "--again"]
+
+
+def test_only_a_requeued_job_continues_a_run_with_a_resume_of_its_own(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { echo $JAXTRAIN_LAUNCH >>names; exit 75; }")
+    own = (*RUN, "--resume", "400")
+    more = {"SLURM_CLUSTER_NAME": "big"}
+    for start in ({}, {"SLURM_RESTART_COUNT": "1"}):
+        assert submitted(stubs, *own, **more, **start)[0] == 0
+    assert [call[5:] for call in stubs.calls(0)] == [[*own], [*own, "--again"]]
+    assert set((tmp_path / "names").read_text().split()) == {"slurm-big-1"}
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, True), (2, False), (130, False)])
@@ -98,7 +109,7 @@ def test_python_may_run_in_a_container_without_srun(tmp_path: Path) -> None:
     assert code == 0, err
     assert f" {contained} -m jaxtrain.main" in stubs.slurm()
     assert "scontrol requeue 1" in stubs.slurm()
-    assert stubs.calls(1)[0][5:] == [*RUN, "--resume", "latest"]
+    assert stubs.calls(1)[0][5:] == [*RUN, "--again"]
 
 
 def test_wrong_use_is_one_line(tmp_path: Path) -> None:
