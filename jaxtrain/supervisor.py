@@ -34,7 +34,9 @@ It loads no jax.
 """
 
 import contextlib
+import dataclasses
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -48,10 +50,22 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import pointer
-from jaxtrain.errors import HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, one_line
+from jaxtrain.checkpoint import pointer, store
+from jaxtrain.errors import (
+    HOPELESS,
+    INTERRUPTED,
+    RUN_AGAIN,
+    WRONG_USE,
+    InputError,
+    RunAgain,
+    one_line,
+)
+from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import platform
+
+RESTARTS = "restarts.json"
+"""File of a run, also in a bucket, with the :class:`Count` of a launcher that was restarted."""
 
 Newest = int | str
 """The step of the newest checkpoint, or else one of these words."""
@@ -89,8 +103,9 @@ def run_directory(arguments: Sequence[str]) -> tuple[Path, bool]:
         InputError: it is not the URL of a bucket, or the config cannot be loaded.
     """
     output = option("--output-dir", arguments) or ""
-    if not re.match(r"(s3|gs|gcs):/", output):
-        return expanded(output), False
+    in_bucket = re.match(r"(s3|gs|gcs):/", output) is not None
+    if not in_bucket or not _has("obstore"):
+        return expanded(output), in_bucket
     from jaxtrain.checkpoint import remote
     from jaxtrain.data import cache
     from jaxtrain.storage.bucket import normalized
@@ -107,16 +122,49 @@ def run_directory(arguments: Sequence[str]) -> tuple[Path, bool]:
     return remote.stage(normalized(output, "--output-dir"), root), True
 
 
-def newest_checkpoint(directory: Path) -> Newest:
-    """Returns the newest checkpoint of a run on this host."""
-    with contextlib.suppress(OSError):  # a disk that does not respond is as good as none
-        if steps := pointer.steps(directory / "checkpoints"):
-            return steps[-1]
-        if any((directory / aside).is_dir() for aside in (pointer.DAMAGED, pointer.SUSPECT)):
-            return UNUSABLE
-        if directory.is_dir():
-            return NONE
-    return NOTHING
+def newest_checkpoint(place: store.Place) -> Newest:
+    """Returns the newest checkpoint of a run that exists."""
+    checkpoints = store.CheckpointStore(place)
+    if steps := checkpoints.steps():
+        return steps[-1]
+    aside = (f"{aside}/{pointer.CHECKPOINTS}" for aside in (pointer.DAMAGED, pointer.SUSPECT))
+    return UNUSABLE if any(map(checkpoints.steps, aside)) else NONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """What a launcher knows of the starts before.
+
+    Attributes:
+        newest: the newest checkpoint that was seen.
+        in_vain: how often in a row there was no later one: after a start, or while the run's disk
+            was unavailable.
+    """
+
+    newest: Newest = NOTHING
+    in_vain: int = 0
+
+    def lost(self, newest: Newest) -> str:
+        """Returns what the run lacks now, if there was more before: its disk may be unavailable."""
+        if newest == NOTHING and self.newest != NOTHING:
+            return "does not exist"
+        return "has no checkpoint" if newest == NONE and isinstance(self.newest, int) else ""
+
+    def after(self, newest: Newest, *, started: bool = True) -> "Count":
+        """Returns the count after a start, or after another look at a run that was lost.
+
+        Only a later checkpoint is progress, not any change.
+
+        Args:
+            newest: the newest checkpoint now.
+            started: whether there was a start.
+        """
+        lost = bool(self.lost(newest))
+        later = isinstance(newest, int) and not (
+            isinstance(self.newest, int) and newest <= self.newest
+        )
+        in_vain = 1 if later else self.in_vain + (started or lost)
+        return Count(self.newest if lost else newest, in_vain)
 
 
 def make_directory(directory: Path) -> list[Path]:
@@ -202,15 +250,15 @@ class Launcher:
         directory: of the run on this host.
         size: number of processes.
         running: the processes by index, and ``codes`` of those that have ended.
-        before: the newest checkpoint before the current start.
-        in_vain: starts in a row that made no new one.
-        checks: how often the last of them looked again for the run's disk.
+        place: of its checkpoints; None if this interpreter cannot read the bucket.
+        count: of the starts before.
         stopped_by: the first stop signal; those in ``received`` are not forwarded yet.
         made: folders to remove after a rejected start or a check, the deepest first.
     """
 
     size = 1
     alone = True  # whether no other launcher may be about to write into the run directory
+    has_first = True  # whether it starts process 0
     code_without_directory = 1
 
     def __init__(
@@ -231,8 +279,7 @@ class Launcher:
             raise InputError(
                 "--output-dir is missing: a restart resumes from the checkpoints in it"
             )
-        self.before: Newest = NOTHING
-        self.in_vain = self.checks = 0
+        self.count = Count()
         self.stopped_by: signal.Signals | None = None
         self.received: list[signal.Signals] = []
         self.made: list[Path] = []
@@ -246,8 +293,7 @@ class Launcher:
         Raises:
             InputError: this interpreter cannot run jaxtrain.
         """
-        self.directory, self.in_bucket = run_directory(self.arguments)
-        lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        lacking = [name for name in _NEEDED if not _has(name)]
         python = shutil.which(self.python)
         # A crash at each start would look like a bad host.
         if lacking and python and os.path.samefile(python, sys.executable):
@@ -255,6 +301,8 @@ class Launcher:
                 f"'{self.python}' has no {', '.join(lacking)}: activate the environment of "
                 "jaxtrain, or set PYTHON to its interpreter, for example PYTHON=.venv/bin/python"
             )
+        self.directory, self.in_bucket = run_directory(self.arguments)
+        self.place = self._place()
 
     def run(self) -> int:
         """Returns the launcher's exit code once the run has ended."""
@@ -274,41 +322,73 @@ class Launcher:
                 remove_empty(self.made)
         return code
 
+    def _place(self) -> store.Place | None:
+        if not self.in_bucket:
+            return store.Folder(self.directory)
+        if not _has("obstore"):
+            self.say(
+                f"'{sys.executable}' has no obstore, so restarts of a run in a bucket are not "
+                "counted: install obstore for it"
+            )
+            return None
+        from jaxtrain.storage.bucket import Bucket, normalized
+
+        return store.BucketFolder(Bucket(normalized(str(self.output), "--output-dir")))
+
     def enter(self) -> bool:
         """Creates the run directory; later starts wait for it. Returns whether it is there."""
+        if self.place is None:
+            return True
         if self.restarts == 0 or self.in_bucket:
             made = make_directory(self.directory)
             self.made = made if self.alone else []
             return True
-        start, self.before, self.in_vain = f"this is restart {self.restarts}, and", NONE, 1
-        newest = self.await_disk(start, self.newest())
-        if self.is_lost(newest):
-            self.say(f"{start} {self._lost(newest, ' still')}: giving up")
-        self.in_vain = 0
-        return not self.is_lost(newest)
+        start, self.count = f"this is restart {self.restarts}, and", Count(NONE)
+        if lost := self.look(start, started=False):
+            self.say(f"{start} {self.output} still {lost}: giving up")
+        return not lost
+
+    def refuse_second(self) -> None:
+        """Waits for the end of another run in the directory, which may be saving.
+
+        Otherwise each start would be refused by the run, and the checkpoints of the other one would
+        count as progress.
+
+        Raises:
+            InputError: it has not ended.
+        """
+        end, waits = time.monotonic() + self.limits["SAVE_S"], False
+        while other := lock.holder(self.directory):
+            if time.monotonic() >= end or self.stopped_by is not None:
+                raise InputError(
+                    f"another run is using {self.output} ({other}): wait until it ends, or stop it"
+                )
+            if not waits:
+                self.say(f"waiting until the run in {self.output} ends ({other})")
+            waits = True
+            self.wait(1)
 
     def until_done(self) -> int:
         """Runs all processes until the run has ended; returns the exit code."""
-        self.before = self.newest()
+        self.count = Count(self.newest())
         again = False
         while True:
+            if self.has_first:
+                self.refuse_second()
             code = self.run_once(self.arguments_of_start(again=again))
             if code in (0, WRONG_USE, HOPELESS):
                 return code
             if self.stopped_by is None:
                 if code == INTERRUPTED:
                     return code
-                end = f"giving up; see the log in {self.output}"
-                newest = self.start_ended(code, end)
-                if newest is None:
+                if not self.may_start(code, f"giving up; see the log in {self.output}"):
                     # 75 would ask an outer launcher for another start
                     return 1 if code == RUN_AGAIN else code
-                if not self.checks:
-                    self.say(f"ended with {_named(code)}: {self.counted(newest)}")
-                    self.wait(self.delay_s())
-                self.before, again = newest, True
+                self.say(f"ended with {_named(code)}: {self.counted()}")
+                self.wait(self.delay_s())
             if self.stopped_by is not None:
                 return self.code_of_stop()
+            again = True
 
     def run_once(self, arguments: Sequence[str]) -> int:
         """Runs all processes; returns the code of the first that failed, or 0."""
@@ -391,8 +471,18 @@ class Launcher:
         return INTERRUPTED if self.stopped_by == signal.SIGINT else RUN_AGAIN
 
     def newest(self) -> Newest:
-        """Returns the run's newest checkpoint."""
-        return newest_checkpoint(self.directory)
+        """Returns the run's newest checkpoint; the last known one if its bucket is unavailable."""
+        if self.place is None:
+            return NONE
+        try:
+            if self.in_bucket or self.directory.is_dir():
+                return newest_checkpoint(self.place)
+        except (InputError, RunAgain) as error:
+            self.say(f"cannot look for checkpoints: {error}")
+            return NONE if self.count.newest == NOTHING else self.count.newest
+        except OSError:  # a disk that does not respond is as good as none
+            pass
+        return NOTHING
 
     def arguments_of_start(self, *, again: bool) -> list[str]:
         """Returns the user's arguments, with ``--again`` unless the first start has a ``--resume``.
@@ -403,79 +493,63 @@ class Launcher:
         first = not again and option("--resume", self.arguments) is not None
         return [*self.arguments, *([] if first or _AGAIN in self.arguments else [_AGAIN])]
 
-    def start_ended(self, code: int, end: str) -> Newest | None:
-        """Counts a start, and waits while the run's disk is unavailable.
+    def may_start(self, code: int, end: str) -> bool:
+        """Counts a start that has ended; returns whether another one may help.
 
         Args:
             code: the exit code.
-            end: what happens after too many starts in vain.
-
-        Returns:
-            The newest checkpoint; None if this was the last start.
+            end: what happens if not.
         """
-        newest = self.newest()
-        self.count(newest)
         start = f"ended with {_named(code)}, and"
-        newest = self.await_disk(start, newest)
-        if self.in_vain <= self.limits["MAX_RESTARTS"]:
-            return newest
-        why = self.in_a_row(newest)
-        if self.checks and self.is_lost(newest):
-            times = "one check" if self.checks == 1 else f"{self.checks} checks"
-            why = f"after {times} {self._lost(newest, ' still')}"
+        lost = self.look(start)
+        if self.count.in_vain <= self.limits["MAX_RESTARTS"]:
+            return True
+        why = f"{self.output} still {lost}" if lost else self.in_a_row()
         self.say(f"{start} {why}: {end}")
-        return None
+        return False
 
-    def count(self, newest: Newest) -> None:
-        """Counts a start; only a later checkpoint is progress, not any change."""
-        if isinstance(newest, int) and not (isinstance(self.before, int) and newest <= self.before):
-            self.in_vain = 0
-        self.in_vain += 1
-
-    def counted(self, newest: Newest) -> str:
-        """Returns the number of a restart."""
-        most, without = self.limits["MAX_RESTARTS"], f"a new checkpoint (newest: {newest})"
-        return f"restart {self.in_vain} of at most {most} without {without}"
-
-    def in_a_row(self, newest: Newest) -> str:
-        """Returns why there is no other restart."""
-        most = self.limits["MAX_RESTARTS"]
-        return f"{most} restarts in a row produced no new checkpoint (newest: {newest})"
-
-    def is_lost(self, newest: Newest) -> bool:
-        """Whether there was more before: the disk may be unavailable."""
-        if self.in_bucket:  # a resume fetches it
-            return False
-        if newest == NOTHING:
-            return self.before != NOTHING
-        return newest == NONE and isinstance(self.before, int)
-
-    def await_disk(self, start: str, newest: Newest) -> Newest:
-        """Waits while the run's disk is unavailable; returns the newest checkpoint.
+    def look(self, start: str, *, started: bool = True) -> str:
+        """Counts a start, and waits while the run is lost.
 
         Another start would create the run directory below the empty mount point and train from
         scratch.
+
+        Args:
+            start: what happened, for messages.
+            started: whether there was a start.
+
+        Returns:
+            What the run lacks; "" if nothing.
         """
-        self.checks, most = 0, self.limits["MAX_RESTARTS"]
-        was = f" (before: checkpoint {self.before})" if isinstance(self.before, int) else ""
-        while self.is_lost(newest) and self.in_vain <= most and self.stopped_by is None:
+        newest, most = self.newest(), self.limits["MAX_RESTARTS"]
+        lost, self.count = self.count.lost(newest), self.count.after(newest, started=started)
+        mounted = "" if self.in_bucket else ": is its disk mounted?"
+        while lost and self.count.in_vain <= most and self.stopped_by is None:
+            before = self.count.newest
+            was = f" (before: checkpoint {before})" if isinstance(before, int) else ""
             self.say(
-                f"{start} {self._lost(newest)} now{was}: is its disk mounted? Not starting from "
-                f"scratch; checking again, {self.in_vain} of at most {most} times"
+                f"{start} {self.output} {lost} now{was}{mounted or '.'} Not starting from scratch; "
+                f"checking again, {self.count.in_vain} of at most {most} times"
             )
             self.wait(self.delay_s())
             newest = self.newest()
-            self.checks += 1
-            self.in_vain += self.is_lost(newest)
-        return newest
+            lost, self.count = self.count.lost(newest), self.count.after(newest, started=False)
+        return lost
 
-    def _lost(self, newest: Newest, still: str = "") -> str:
-        state = "does not exist" if newest == NOTHING else "has no checkpoint"
-        return f"{self.directory}{still} {state}"
+    def counted(self) -> str:
+        """Returns the number of a restart."""
+        most, newest = self.limits["MAX_RESTARTS"], self.count.newest
+        number = f"restart {self.count.in_vain} of at most {most}"
+        return f"{number} without a new checkpoint (newest: {newest})"
+
+    def in_a_row(self) -> str:
+        """Returns why there is no other restart."""
+        most, newest = self.limits["MAX_RESTARTS"], self.count.newest
+        return f"{most} restarts in a row produced no new checkpoint (newest: {newest})"
 
     def delay_s(self) -> int:
         """Returns the seconds before this restart in a row."""
-        return min(self.limits["RESTART_DELAY_S"] * 4 ** (self.in_vain - 1), _LONGEST_DELAY_S)
+        return min(self.limits["RESTART_DELAY_S"] * 4 ** (self.count.in_vain - 1), _LONGEST_DELAY_S)
 
     def wait(self, seconds: float) -> None:
         """Waits, but not beyond a stop signal."""
@@ -487,20 +561,35 @@ class Launcher:
         """Prints a line on standard error."""
         terminal.warn(f"{self.script}: {one_line(text)}")
 
-    def read_count(self, path: Path) -> None:
-        """Reads ``before`` and ``in_vain`` as an earlier start has left them, if it has."""
-        with contextlib.suppress(OSError, ValueError):
-            newest, count = path.read_text().split()
-            self.in_vain = int(count)
-            self.before = int(newest) if newest.isdecimal() else newest
+    def read_count(self) -> None:
+        """Reads the count of an earlier start of this launch, if there is one."""
+        self.count = Count(self.newest())
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, InputError, RunAgain):
+            content = self.place.get(RESTARTS) if self.place is not None else None
+            record = json.loads(content or b"{}")
+            if record["launch"] == os.environ.get(LAUNCH, ""):
+                self.count = Count(record["newest"], int(record["in_vain"]))
 
-    def write_count(self, path: Path, newest: Newest) -> None:
-        """Leaves both for the next start."""
+    def forget_count(self) -> None:
+        """Deletes the count of another launch."""
+        with contextlib.suppress(OSError, InputError, RunAgain):
+            if self.place is not None and self.place.get(RESTARTS) is not None:
+                self.place.delete(RESTARTS)
+
+    def write_count(self) -> None:
+        """Leaves the count for the next start of this launch."""
+        if self.place is None or not (self.in_bucket or self.directory.is_dir()):
+            return
+        record = {"launch": os.environ.get(LAUNCH, ""), **dataclasses.asdict(self.count)}
         try:
-            path.write_text(f"{newest} {self.in_vain}\n")
-        except OSError as error:
-            why = f"{path} cannot be written: {error.strerror}"
-            self.say(f"restart {self.in_vain} is not counted: {why}")
+            self.place.put(RESTARTS, f"{json.dumps(record)}\n".encode())
+        except (OSError, InputError, RunAgain) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.say(f"restart {self.count.in_vain} is not counted: {RESTARTS}: {why}")
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _program(python: str, arguments: Sequence[str]) -> list[str]:
@@ -592,7 +681,7 @@ class Platform(Launcher):
         nodes = os.environ.get("WORLD_SIZE") or "1"
         if not re.fullmatch("[1-9][0-9]*", nodes):
             raise InputError(f"WORLD_SIZE is '{nodes}': set it to the number of nodes")
-        self.alone = nodes == "1"
+        self.alone, self.has_first = nodes == "1", (os.environ.get("RANK") or "0") == "0"
 
 
 class Slurm(Launcher):
@@ -611,9 +700,10 @@ class Slurm(Launcher):
 
     def until_done(self) -> int:
         """Runs the tasks once, and requeues the job if another start may help."""
-        self.before, file = self.newest(), self.directory / ".slurm-restarts"
-        if self._requeued is not None:
-            self.read_count(file)
+        self.read_count()
+        if self._requeued is None:
+            self.count = Count(self.count.newest)
+            self.refuse_second()
         code = self.run_once(self.arguments_of_start(again=self._requeued is not None))
         if code in (0, WRONG_USE, HOPELESS, INTERRUPTED):
             return code
@@ -623,12 +713,10 @@ class Slurm(Launcher):
             self.say(f"ended with {_named(code)}, and the job is {state}: not requeued")
             return code
         self.stopped_by = None  # a signal ends the wait below; then the next start waits
-        newest = self.start_ended(code, "not requeued")
-        if newest is None:
+        if not self.may_start(code, "not requeued"):
             return 1 if code == RUN_AGAIN else code
-        newest = self.before if self.is_lost(newest) else newest
-        self.write_count(file, newest)
-        self.say(f"ended with {_named(code)}: requeued, {self.counted(newest)}")
+        self.write_count()
+        self.say(f"ended with {_named(code)}: requeued, {self.counted()}")
         return subprocess.run(["scontrol", "requeue", self._job]).returncode
 
     def start(self, index: int, arguments: Sequence[str]) -> Process:
@@ -658,6 +746,7 @@ class Pod(Launcher):
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
         super().__init__(script, arguments, os.environ.get("RESTARTS") or "0")
         self.alone = os.environ.get("JAX_NUM_PROCESSES", "1") == "1"
+        self.has_first = os.environ.get("JOB_COMPLETION_INDEX", "0") == "0"
         if uid := os.environ.get("JOBSET_UID"):
             os.environ[LAUNCH] = f"jobset-{uid}"
 
@@ -668,19 +757,19 @@ class Pod(Launcher):
 
     def until_done(self) -> int:
         """Becomes the process, or returns 2 after too many restarts without a new checkpoint."""
-        newest, file = self.newest(), self.directory / ".pod-restarts"
-        if os.environ.get("JOB_COMPLETION_INDEX", "0") == "0":
-            if self.restarts:
-                self.read_count(file)
-                self.count(newest)
-                if self.in_vain > self.limits["MAX_RESTARTS"]:
-                    self.say(f"{self.in_a_row(newest)}: giving up")
-                    return WRONG_USE
-                self.say(self.counted(newest))
+        if self.has_first and self.restarts:
+            self.read_count()
+            self.count = self.count.after(self.newest())
+            if self.count.in_vain > self.limits["MAX_RESTARTS"]:
+                self.say(f"{self.in_a_row()}: giving up")
+                return WRONG_USE
+            self.say(self.counted())
             # Before the start, because a pod that is evicted or out of memory can no longer count.
-            self.write_count(file, newest)
-            if self.restarts:
-                time.sleep(min(self.delay_s(), _LONGEST_POD_DELAY_S))
+            self.write_count()
+            time.sleep(min(self.delay_s(), _LONGEST_POD_DELAY_S))
+        elif self.has_first:
+            self.refuse_second()
+            self.forget_count()
         command = self.program(self.arguments_of_start(again=self.restarts > 0))
         return os.execvp(command[0], command)
 

@@ -69,6 +69,8 @@ FILES = {
     "ends",
     "bad_steps.jsonl": "skipped steps, their examples, and with `loop.find_nan` where the NaN/Inf "
     "began; `step` is the number of completed steps before it: 2 for what the console calls step 3",
+    "restarts.json": "how often in a row SLURM or Kubernetes restarted the run without a new "
+    "checkpoint; written by the launcher",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
@@ -91,10 +93,7 @@ _OWN = re.compile(
     r"|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
 )
 # Of this machine: never copied to a bucket or from one.
-_HERE = (
-    *(lock.NAME, FILES_DUE, FINDING_NAN, IN_BUCKET),
-    *(".pod-restarts", ".slurm-restarts"),  # of launchers
-)
+_HERE = (lock.NAME, FILES_DUE, FINDING_NAN, IN_BUCKET, "restarts.json")
 _REPORT = "report.html"
 # Folders with files of write_whole.
 _WRITTEN_WHOLE = ("tensorboard", "samples", "profile", *KINDS, *ASIDES)

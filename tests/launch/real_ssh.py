@@ -264,6 +264,7 @@ def test_a_process_without_its_connection_saves_and_ends(cluster: Cluster, lost:
         assert newest_checkpoint(folder) == 0
         if lost != "one":
             launcher.process.kill()
+            launcher.process.wait()
         if lost != "launcher":
             clients = subprocess.run(
                 ["pgrep", "--session", str(launcher.process.pid), "--exact", "ssh"],

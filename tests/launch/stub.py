@@ -11,12 +11,18 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCH = CHECKOUT / "launch"
 RECORDED = CHECKOUT / "tests" / "fixtures" / "launch"
 
-# Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded.
+# Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded. With
+# BUCKETS, buckets are folders there.
 PYTHON = """\
 #!/usr/bin/env bash
 [[ $1 != -c ]] || exec "$REAL_PYTHON" "$@"
 [[ $2 != jaxtrain.supervisor ]] || exec "$REAL_PYTHON" -c 'import os, runpy, sys
 sys.executable = os.environ["STUBS"] + "/python"
+if os.environ.get("BUCKETS"):
+    import obstore.store
+    from jaxtrain.storage.bucket import Bucket
+    Bucket._opened = lambda bucket: obstore.store.LocalStore(
+        os.environ["BUCKETS"] + bucket.url.partition(":/")[2], mkdir=True)
 runpy.run_module("jaxtrain.supervisor", run_name="__main__", alter_sys=True)' "${@:3}"
 index=${JAX_PROCESS_ID:-${SLURM_PROCID:-${RANK:-0}}}
 touch "$STUBS/calls.$index"

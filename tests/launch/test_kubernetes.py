@@ -1,5 +1,6 @@
 """k8s-jobset.yaml and k8s-prepare.yaml fit the package, and pod.sh, with a stand-in for Python."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,22 @@ def test_restarts_without_progress_end_the_run(tmp_path: Path) -> None:
     assert "2 restarts in a row produced no new checkpoint (newest: 7): giving up" in err
     # Another run in the same directory starts counting from zero.
     assert started(stubs, 0)[0] == 75
+
+
+def test_restarts_are_counted_in_the_bucket_of_the_run(tmp_path: Path) -> None:
+    """Each pod may be on another node, with an empty disk."""
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    run = ("--config", "demo", "--output-dir", "s3://bucket/one")
+    more = {"BUCKETS": str(tmp_path / "buckets"), "MAX_RESTARTS": "1", "JOBSET_UID": "12-ab"}
+    codes = []
+    for number in range(3):
+        more |= {"RESTARTS": str(number), "JAXTRAIN_CACHE": str(tmp_path / f"node-{number}")}
+        codes.append(stubs.run("pod.sh", *run, **more)[0])
+    assert codes == [75, 75, 2]
+    counted = json.loads((tmp_path / "buckets/bucket/one/restarts.json").read_text())
+    assert counted == {"launch": "jobset-12-ab", "newest": "none", "in_vain": 1}
+    # Of another JobSet in the same place, nothing counts.
+    assert stubs.run("pod.sh", *run, **(more | {"JOBSET_UID": "13-cd"}))[0] == 75
 
 
 def test_only_pod_zero_counts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from checkpoint import small_checkpoint
 
+from jaxtrain import supervisor
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
@@ -265,7 +266,7 @@ def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
     [
         (True, ("log.1.txt", "hang-0.txt", "samples/4/a.png", "wandb/latest-run")),
         (False, ("notes.txt", "my.log.txt", "checkpoints/4.json", "data/4-0/state/a", ".lock")),
-        (False, (".pod-restarts", ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png")),
+        (False, (supervisor.RESTARTS, ".config.json.ab12cd34.json", "samples/.4.png.ab12cd34.png")),
     ],
 )
 def test_only_files_of_a_run_are_its_own(own: bool, names: tuple[str, ...]) -> None:
