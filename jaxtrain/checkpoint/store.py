@@ -239,8 +239,7 @@ class CheckpointStore:
         """
         name = name_of(kind, step)
         to = f"{aside}/{name}"
-        content = self.place.get(name)
-        if content is None:  # it was deleted meanwhile
+        if (content := self.place.get(name)) is None:  # it was deleted meanwhile
             return to
         if why:
             self.place.put(f"{to.removesuffix('.json')}.txt", f"{why}\n".encode())
