@@ -371,7 +371,7 @@ class Launcher:
     def until_done(self) -> int:
         """Runs all processes until the run has ended; returns the exit code."""
         self.count = Count(self.newest())
-        again = False
+        again = self.restarts > 0
         while True:
             if self.has_first:
                 self.refuse_second()
@@ -677,7 +677,7 @@ class Platform(Launcher):
     """This node's process, which uses all its GPUs; the nodes meet again at the same address."""
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
-        super().__init__(script, arguments)
+        super().__init__(script, arguments, os.environ.get("RESTARTS") or "0")
         nodes = os.environ.get("WORLD_SIZE") or "1"
         if not re.fullmatch("[1-9][0-9]*", nodes):
             raise InputError(f"WORLD_SIZE is '{nodes}': set it to the number of nodes")

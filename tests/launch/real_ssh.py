@@ -233,10 +233,17 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
 
 @pytest.mark.timeout(1500)
 def test_a_run_recovers_from_a_host_that_crashes_and_returns(cluster: Cluster) -> None:
-    """Its connections are not closed: only ssh's keepalive detects the crash."""
+    """Its connections are not closed: only ssh's keepalive detects the crash.
+
+    The run was started from a checkpoint of another one.
+    """
     folder = cluster.directory / "crashed" / "checkpoints"
     _, second = cluster.hosts
-    with cluster.launch(*FLAGS, "--output-dir", "crashed") as launcher:
+    with cluster.launch(*FLAGS, "--loop.steps", "10", "--output-dir", "first") as launcher:
+        code, output = launcher.wait()
+        assert code == 0, output
+    flags = (*FLAGS, "--output-dir", "crashed", "--resume", "first")
+    with cluster.launch(*flags) as launcher:
         reach(cluster, launcher, folder, after=0)
         second.crash()
         time.sleep(5)
@@ -245,7 +252,7 @@ def test_a_run_recovers_from_a_host_that_crashes_and_returns(cluster: Cluster) -
         code, output = launcher.wait(600)
     assert code == 0, output
     assert "[n2] ssh.sh: the connection is lost: connecting again" in output
-    assert list(losses(cluster.directory / "crashed")) == list(range(1, STEPS + 1))
+    assert list(losses(cluster.directory / "crashed")) == list(range(11, STEPS + 1))
 
 
 @pytest.mark.timeout(1500)

@@ -311,7 +311,7 @@ def test_a_run_in_a_bucket_may_lose_its_disk(
     assert "mounted" not in err
 
 
-def test_an_unavailable_bucket_is_no_progress(tmp_path: Path) -> None:
+def test_an_unavailable_bucket_does_not_count_as_progress(tmp_path: Path) -> None:
     plan = 'play() { rm -rf "$BUCKETS"; touch "$BUCKETS"; exit 75; }'
     stubs = Stubs(tmp_path, plan)
     folder = tmp_path / "buckets/bucket/one/checkpoints"

@@ -81,6 +81,15 @@ def test_a_node_of_a_platform_runs_one_process_and_restarts_it(tmp_path: Path) -
     assert "JAX_NUM_PROCESSES" not in environment
 
 
+def test_a_node_that_is_started_again_continues_the_run(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    (tmp_path / "run").mkdir()
+    for restarts in ("", "1"):
+        assert stubs.run("platform.sh", *RUN, "--resume", "400", RESTARTS=restarts)[0] == 0
+    own = [*RUN, "--resume", "400"]
+    assert [call[5:] for call in stubs.calls(0)] == [own, [*own, "--again"]]
+
+
 def test_the_image_copies_existing_files_and_installs_the_cuda12_extra() -> None:
     text = (LAUNCH / "Dockerfile").read_text()
     ignored = (LAUNCH / "Dockerfile.dockerignore").read_text().splitlines()

@@ -252,6 +252,7 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
 
 FOLDERS = {*pointer.KINDS, *pointer.ASIDES, pointer.DATA}
 HERE = {lock.NAME, remote.IN_BUCKET, run_directory.FILES_DUE, run_directory.FINDING_NAN}
+HERE |= {supervisor.RESTARTS}
 
 
 @pytest.mark.parametrize("documented", run_directory.FILES)
