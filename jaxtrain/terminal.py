@@ -110,7 +110,7 @@ def warn(text: str) -> None:
     line = visible(addresses.scrub(text))
     color = color_of(line)
     if color and not without_color() and lively(sys.stderr):
-        with contextlib.suppress(ImportError):  # ssh.sh starts runs from a machine without packages
+        with contextlib.suppress(ImportError):  # a node of SLURM may lack it
             from rich.color import ColorSystem
             from rich.style import Style
 

@@ -8,6 +8,7 @@
 # One process per node uses all its GPUs. Every node needs the same DIR, on shared storage. Each node
 # restarts its own process; they meet again at the same address.
 #
+# RESTARTS, if it is set, is how often the platform has started this command before.
 # Settings (MAX_RESTARTS, PYTHON, ...): jaxtrain/supervisor.py; of NCCL: nccl.sh.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")

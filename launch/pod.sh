@@ -6,7 +6,7 @@
 # With --doctor among its arguments, a pod runs doctor instead of training. If doctor finds problems,
 # the pod ends with 2, because JobSet would run doctor again after 1.
 # Settings, from the environment: PYTHON, MAX_RESTARTS and RESTART_DELAY_S (jaxtrain/supervisor.py);
-# of NCCL: nccl.sh; RESTARTS: how often JobSet has restarted this run (default: 0).
+# of NCCL: nccl.sh; RESTARTS: how often JobSet has restarted this run (default: 0); JOBSET_UID: its uid.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/supervise.sh

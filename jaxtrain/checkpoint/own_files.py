@@ -6,10 +6,10 @@ other names beside them.
 
 import re
 
-from jaxtrain.storage import lock
+from jaxtrain.storage import lock, run_marker
 
-HERE = (lock.NAME, ".pod-restarts", ".slurm-restarts")
-"""Files of this machine, which no bucket has; the last two are of launchers."""
+HERE = (lock.NAME, run_marker.NAME, "start.json", "restarts.json")
+"""Files that are not copied: the lock, and those that are written to a bucket directly."""
 
 # What a run, its launcher, its report and its trackers write.
 _FILE = re.compile(

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jaxtrain.checkpoint.pointer import (
     ASIDE,
@@ -36,8 +36,10 @@ from jaxtrain.checkpoint.pointer import (
 from jaxtrain.errors import InputError
 from jaxtrain.storage import run_marker
 from jaxtrain.storage.atomic import create_whole, sync, write_whole
-from jaxtrain.storage.bucket import Bucket
 from jaxtrain.terminal import Say
+
+if TYPE_CHECKING:
+    from jaxtrain.storage.bucket import Bucket  # needs obstore, which a launcher may lack
 
 
 class Place(Protocol):
@@ -132,7 +134,7 @@ class BucketFolder:
         bucket: the run's folder.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: "Bucket") -> None:
         self.bucket = bucket
 
     @property

@@ -65,6 +65,8 @@ FILES = {
     "ends",
     "bad_steps.jsonl": "skipped steps and their examples; `step` is the number of completed steps "
     "before it: 2 for what the console calls step 3",
+    "restarts.json": "how often in a row SLURM or Kubernetes restarted the run without a new "
+    "checkpoint; written by the launcher",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",

@@ -11,12 +11,18 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCH = CHECKOUT / "launch"
 RECORDED = CHECKOUT / "tests" / "fixtures" / "launch"
 
-# Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded.
+# Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded. With
+# BUCKETS, buckets are folders there.
 PYTHON = """\
 #!/usr/bin/env bash
 [[ $1 != -c ]] || exec "$REAL_PYTHON" "$@"
 [[ $2 != jaxtrain.supervisor ]] || exec "$REAL_PYTHON" -c 'import os, runpy, sys
 sys.executable = os.environ["STUBS"] + "/python"
+if os.environ.get("BUCKETS"):
+    import obstore.store
+    from jaxtrain.storage.bucket import Bucket
+    Bucket._opened = lambda bucket: obstore.store.LocalStore(
+        os.environ["BUCKETS"] + bucket.url.partition(":/")[2], mkdir=True)
 runpy.run_module("jaxtrain.supervisor", run_name="__main__", alter_sys=True)' "${@:3}"
 index=${JAX_PROCESS_ID:-${SLURM_PROCID:-${RANK:-0}}}
 touch "$STUBS/calls.$index"
@@ -63,51 +69,46 @@ echo "scancel $*" >>"$STUBS/slurm"
 kill -TERM $(cat "$STUBS/tasks")
 """
 
-# Runs the command here, in its own session, connected by pipes: when this process is killed, the
-# command's input ends and its output is no longer read. The host "gone" does not respond.
+# Runs the command here, as sshd does for "-tt": in a session with a terminal, which closes when
+# this process is killed. The host "gone" does not respond.
 SSH = f"""\
 #!{sys.executable}
-import contextlib, os, subprocess, sys, threading
+import os, pty, sys, threading
 arguments = sys.argv[1:]
 options = []
 while arguments[0].startswith("-"):
     options.append(arguments.pop(0))
-    if options[-1] in ("-o", "-p", "-i"):
+    if options[-1] in ("-o", "-p", "-i", "-e"):
         arguments.pop(0)
-if "-G" in options:  # it rejects invalid names
-    sys.exit(print("hostname 127.0.0.1" if arguments[0].replace("@", "").isalnum() else ""))
+if "-G" in options:
+    sys.exit(print("hostname 127.0.0.1"))
 host, command = arguments
 if host == "gone":
     sys.exit(print("ssh: connect to host gone: Connection refused", file=sys.stderr) or 255)
 with open(os.environ["STUBS"] + "/ssh." + host, "a") as file:
     file.write(str(os.getpid()) + "\\n")
 # A host has an environment of its own.
-own = dict(os.environ, HOME=os.environ.get("REMOTE_HOME", os.environ["HOME"]))
-own.pop("JAXTRAIN_CACHE", None)
-remote = subprocess.Popen(
-    ["sh", "-c", command],
-    env=own,
-    stdin=subprocess.DEVNULL if "-n" in options else subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    start_new_session=True,
-)
+for name in list(os.environ):
+    if name.startswith(("NCCL_", "JAXTRAIN_")) or name == "PYTHON":
+        del os.environ[name]
+if "-tt" not in options:
+    os.execvp("sh", ["sh", "-c", command])
+process, terminal = pty.fork()
+if process == 0:
+    os.execvp("sh", ["sh", "-c", command])
 
 def forward():
-    # Like ssh: a command that has ended, or does not read its input, is not an error.
-    with contextlib.suppress(BrokenPipeError):
-        while piece := os.read(0, 1000):
-            os.write(remote.stdin.fileno(), piece)
-    with contextlib.suppress(BrokenPipeError):
-        remote.stdin.close()
+    while piece := os.read(0, 1000):
+        os.write(terminal, piece)
 
-if remote.stdin:
-    threading.Thread(target=forward, daemon=True).start()
-while piece := os.read(remote.stdout.fileno(), 1000):
-    os.write(1, piece)
-code = remote.wait()
-sys.stdout.flush()
-os._exit(code)
+threading.Thread(target=forward, daemon=True).start()
+try:
+    while piece := os.read(terminal, 1000):
+        os.write(1, piece)
+except OSError:  # all have closed it
+    pass
+code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+os._exit(code if code >= 0 else 128 - code)
 """
 NVIDIA_SMI = """\
 #!/usr/bin/env bash
@@ -139,6 +140,7 @@ class Stubs:
             (self.stubs / name).chmod(0o755)
         (self.stubs / "plan").write_text(plan)
         (directory / "home").mkdir()
+        (directory / "launch").symlink_to(LAUNCH)  # the directory is a checkout
         (self.stubs / "state").write_text("RUNNING")
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -160,7 +162,6 @@ class Stubs:
             "RESTART_DELAY_S": "0",
             "GRACE_S": "1",
             "KILL_S": "1",
-            "BEAT_S": "1",
             **more,
         }
 

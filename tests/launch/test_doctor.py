@@ -36,12 +36,13 @@ def test_doctor_runs_once_on_each_host_and_leaves_no_folder(tmp_path: Path, scri
         assert [call[3:] for call in stubs.calls(index)] == [[*DOCTOR, "--resume", "latest"]]
     assert "restart" not in output
     left = [path.name for path in run.iterdir()] if run.exists() else None
-    expected = {"local.sh": ["doctor.1.txt"], "platform.sh": [], "pod.sh": []}
+    expected = {"local.sh": ["doctor.1.txt"], "ssh.sh": [], "platform.sh": [], "pod.sh": []}
     assert left == expected.get(script)
     if left == []:
         run.rmdir()
+        (tmp_path / "hosts.txt").write_text("a\n")
         more = {"WORLD_SIZE": "1", "RANK": "1", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "1"}
-        assert stubs.run(script, "--doctor", *RUN, **more)[0] == 0
+        assert stubs.run(script, *LAUNCHERS[script][0], "--doctor", *RUN, **more)[0] == 0
         assert not run.exists()
 
 

@@ -1,5 +1,6 @@
 """k8s-jobset.yaml and k8s-prepare.yaml fit the package, and pod.sh, with a stand-in for Python."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,10 @@ def test_exit_codes_choose_between_an_end_and_a_restart(manifest: dict[str, Any]
         ("FailJobSet", ["PodFailurePolicy"]),
         ("RestartJobSetAndIgnoreMaxRestarts", ["BackoffLimitExceeded"]),
     ]
-    (field,) = [entry["valueFrom"] for entry in container["env"] if entry["name"] == "RESTARTS"]
-    label = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
-    assert field == {"fieldRef": {"fieldPath": label}}
+    fields = {entry["name"]: entry.get("valueFrom") for entry in container["env"]}
+    for name, label in (("RESTARTS", "restart-attempt"), ("JOBSET_UID", "jobset-uid")):
+        path = f"metadata.labels['jobset.sigs.k8s.io/{label}']"
+        assert fields[name] == {"fieldRef": {"fieldPath": path}}
 
 
 def test_the_manifest_sets_the_variables_that_jaxtrain_reads(manifest: dict[str, Any]) -> None:
@@ -158,6 +160,22 @@ def test_restarts_without_progress_end_the_run(tmp_path: Path) -> None:
     assert started(stubs, 0)[0] == 75
 
 
+def test_restarts_are_counted_in_the_bucket_of_the_run(tmp_path: Path) -> None:
+    """Each pod may be on another node, with an empty disk."""
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    run = ("--config", "demo", "--output-dir", "s3://bucket/one")
+    more = {"BUCKETS": str(tmp_path / "buckets"), "MAX_RESTARTS": "1", "JOBSET_UID": "12-ab"}
+    codes = []
+    for number in range(3):
+        more |= {"RESTARTS": str(number), "JAXTRAIN_CACHE": str(tmp_path / f"node-{number}")}
+        codes.append(stubs.run("pod.sh", *run, **more)[0])
+    assert codes == [75, 75, 2]
+    counted = json.loads((tmp_path / "buckets/bucket/one/restarts.json").read_text())
+    assert counted == {"launch": "jobset-12-ab", "newest": "none", "in_vain": 1}
+    # Of another JobSet in the same place, nothing counts.
+    assert stubs.run("pod.sh", *run, **(more | {"JOBSET_UID": "13-cd"}))[0] == 75
+
+
 def test_only_pod_zero_counts(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     (tmp_path / "run").mkdir()
@@ -179,7 +197,14 @@ def test_the_first_start_uses_the_users_resume(tmp_path: Path) -> None:
         assert code == 75
     first, second = (call[5:] for call in stubs.calls(0))
     assert first == [*RUN, "--resume", "400"]
-    assert second == [*RUN, "--resume", "400", "--resume", "latest"]
+    assert second == [*RUN, "--resume", "400", "--again"]
+
+
+def test_all_starts_of_a_jobset_have_one_name(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, 'play() { echo "of ${JAXTRAIN_LAUNCH-nothing}"; }')
+    _, out, _ = stubs.run("pod.sh", *RUN, JOBSET_UID="12-ab")
+    assert out == "of jobset-12-ab\n"
+    assert stubs.run("pod.sh", *RUN, JOBSET_UID="")[1] == "of nothing\n"  # an older JobSet
 
 
 def test_a_signal_ends_the_delay_of_a_pod(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """local.sh and the code that all launchers share, with a stand-in for Python."""
 
+import contextlib
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launch.stub import Stubs
+from launch.test_slurm import BATCH
 from program import wait_for
 
 from jaxtrain.checkpoint import remote
@@ -28,7 +33,7 @@ def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
         ((address, count, devices, *arguments),) = stubs.calls(index)
         assert address.startswith("127.0.0.1:")
         assert (count, devices) == ("2", "")
-        assert arguments == ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
+        assert arguments == ["-m", "jaxtrain.main", *RUN, "--again"]
     assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
 
 
@@ -44,9 +49,7 @@ def test_temporary_failures_and_crashes_restart_at_another_port(tmp_path: Path, 
     stubs = Stubs(tmp_path, f"play() {{ (($2 == 3)) || exit {code}; }}")
     assert stubs.run("local.sh", "2", *RUN)[0] == 0
     assert len({call[0] for call in stubs.calls(0)}) == 3
-    assert [call[3:] for call in stubs.calls(0)] == [
-        ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
-    ] * 3
+    assert [call[3:] for call in stubs.calls(0)] == [["-m", "jaxtrain.main", *RUN, "--again"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_arguments_are_passed_unchanged_and_the_first_start_uses_the_users_resum
     stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
     odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *', "--resume", "400")
     assert stubs.run("local.sh", "1", *odd)[0] == 0
-    assert [call[5:] for call in stubs.calls(0)] == [[*odd], [*odd, "--resume", "latest"]]
+    assert [call[5:] for call in stubs.calls(0)] == [[*odd], [*odd, "--again"]]
     assert (tmp_path / "a b").is_dir()
 
 
@@ -257,53 +260,131 @@ def test_a_suspect_checkpoint_is_not_an_unavailable_disk(tmp_path: Path) -> None
     assert "mounted" not in err
 
 
-def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: str | None) -> Path:
-    """Returns the folder in which a run in a bucket has its files on this host."""
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return remote.stage("s3://bucket/one", cache.path_of(cache_dir))
+def test_a_run_in_a_bucket_is_judged_by_its_bucket(tmp_path: Path) -> None:
+    """Not by this disk, which may be new, and which may have what was never uploaded."""
+    folder = tmp_path / "buckets/bucket/one/checkpoints"
+    stage = remote.stage("s3://bucket/one", tmp_path / "cache") / "checkpoints"
+    plan = f"""play() {{
+        mkdir -p "{folder}" "{stage}"
+        touch "{stage}/$2.json"
+        (($2 > 3)) || touch "{folder}/$2.json"
+        exit 75
+    }}"""
+    stubs = Stubs(tmp_path, plan)
+    code, _, err = stubs.run(
+        *("local.sh", "1", "--config", "demo", "--output-dir", "s3:/bucket//one/"),
+        BUCKETS=str(tmp_path / "buckets"),
+        JAXTRAIN_CACHE=str(tmp_path / "cache"),
+        MAX_RESTARTS="1",
+    )
+    assert code == 1
+    assert len(stubs.calls(0)) == 4
+    assert "1 restarts in a row produced no new checkpoint (newest: 3)" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "cache_dir"),
-    [
-        (("--config", "demo", "--data.cache_dir=s3://bucket/cache"), "s3://bucket/cache"),
-        (("--config", "own.py"), "gs://bucket/of_config"),
-    ],
-)
-def test_a_run_in_a_bucket_may_be_interrupted_any_number_of_times(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    cache_dir: str | None,
+def test_a_run_in_a_bucket_may_lose_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoints are watched in the folder of this host's cache that the run uses."""
+    """Its folder is in the cache that the run uses, also in one of the config."""
     (tmp_path / "own.py").write_text(
         "from jaxtrain import config\n"
         "run = config.load('demo').override({'data.cache_dir': 'gs://bucket/of_config'})\n"
     )
-    folder = staged(tmp_path, monkeypatch, cache_dir) / "checkpoints"
-    plan = f'play() {{ mkdir -p "{folder}"; touch "{folder}/$2.json"; (($2 == 4)) || exit 75; }}'
+    bucket = tmp_path / "buckets/bucket/one/checkpoints"
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    stage = remote.stage("s3://bucket/one", cache.path_of("gs://bucket/of_config"))
+    plan = f"""play() {{
+        (($2 > 1)) || [[ -d "{stage}" ]] || exit 2
+        mkdir -p "{bucket}"
+        touch "{bucket}/18.json"
+        rm -rf "{stage}"
+        (($2 == 3)) || exit 75
+    }}"""
     stubs = Stubs(tmp_path, plan)
-    more = {"JAXTRAIN_CACHE": str(tmp_path / "cache"), "MAX_RESTARTS": "1"}
-    code, _, err = stubs.run("local.sh", "1", *arguments, "--output-dir=s3://bucket/one", **more)
-    assert code == 0, err
-    assert len(stubs.calls(0)) == 4
-    assert "(newest: 3)" in err
-
-
-def test_a_run_in_a_bucket_restarts_without_its_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = staged(tmp_path, monkeypatch, None)
-    save = f'mkdir -p "{folder}/checkpoints"; touch "{folder}/checkpoints/18.json"'
-    plan = (
-        f'play() {{ (($2 == 1)) && {{ {save}; }} || rm -rf "{folder}"; (($2 == 3)) || exit 75; }}'
+    code, _, err = stubs.run(
+        *("local.sh", "1", "--config", "own.py", "--output-dir", "s3://bucket/one"),
+        BUCKETS=str(tmp_path / "buckets"),
+        JAXTRAIN_CACHE=str(tmp_path / "cache"),
     )
-    stubs = Stubs(tmp_path, plan)
-    more = {"JAXTRAIN_CACHE": str(tmp_path / "cache")}
-    arguments = ("1", "--config", "demo", "--output-dir", "s3:/bucket//one/")
-    code, _, err = stubs.run("local.sh", *arguments, **more)
     assert code == 0, err
     assert len(stubs.calls(0)) == 3
     assert "mounted" not in err
+
+
+def test_an_unavailable_bucket_does_not_count_as_progress(tmp_path: Path) -> None:
+    plan = 'play() { rm -rf "$BUCKETS"; touch "$BUCKETS"; exit 75; }'
+    stubs = Stubs(tmp_path, plan)
+    folder = tmp_path / "buckets/bucket/one/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "5.json").touch()
+    code, _, err = stubs.run(
+        *("local.sh", "1", "--config", "demo", "--output-dir", "s3://bucket/one"),
+        BUCKETS=str(tmp_path / "buckets"),
+        JAXTRAIN_CACHE=str(tmp_path / "cache"),
+        MAX_RESTARTS="1",
+    )
+    assert code == 1
+    assert "local.sh: cannot look for checkpoints: " in err
+    assert "1 restarts in a row produced no new checkpoint (newest: 5)" in err
+
+
+@contextlib.contextmanager
+def used(directory: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Locks a run directory in another process, as a run does."""
+    hold = (
+        "import pathlib, sys; from jaxtrain.storage import lock; "
+        "lock.hold(pathlib.Path('run'), print); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold],
+        cwd=directory,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_launcher_of_a_run_is_refused(tmp_path: Path) -> None:
+    """The checkpoints of the first would count as its own progress."""
+    stubs = Stubs(tmp_path, "play() { :; }")
+    (tmp_path / "run").mkdir()
+    with used(tmp_path) as first:
+        for script, more in (
+            ("local.sh", {}),
+            ("platform.sh", {"WORLD_SIZE": "2", "RANK": "0"}),
+            ("pod.sh", {}),
+            ("slurm.sbatch", BATCH),
+        ):
+            arguments = ("1", *RUN) if script == "local.sh" else RUN
+            code, _, err = stubs.run(script, *arguments, **more, SAVE_S="0")
+            assert code == 2, err
+            assert f"error: another run is using run (process {first.pid} on " in err
+        assert not list(stubs.stubs.glob("calls.*"))
+        # Where it is not known yet, the run finds out: this node does not start process 0, or
+        # the process of an earlier start may still be ending.
+        for script, more in (
+            ("platform.sh", {"WORLD_SIZE": "2", "RANK": "1"}),
+            ("pod.sh", {"RESTARTS": "1"}),
+            ("slurm.sbatch", BATCH | {"SLURM_RESTART_COUNT": "1"}),
+        ):
+            code, _, err = stubs.run(script, *RUN, **more, SAVE_S="0")
+            assert code == 0, err
+        code, _, err = stubs.run("local.sh", "1", "--doctor", *RUN, SAVE_S="0")
+        assert code == 0, err
+    assert stubs.run("local.sh", "1", *RUN)[0] == 0
+
+
+def test_a_launcher_waits_for_a_run_that_is_saving(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    (tmp_path / "run").mkdir()
+    with used(tmp_path) as first, stubs.start("local.sh", "1", *RUN) as launcher:
+        assert launcher.stderr is not None
+        assert "waiting until the run in run ends (process" in launcher.stderr.readline()
+        first.kill()
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == 0
+    assert len(stubs.calls(0)) == 1

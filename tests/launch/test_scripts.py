@@ -73,14 +73,21 @@ def test_a_node_of_a_platform_runs_one_process_and_restarts_it(tmp_path: Path) -
     stubs = Stubs(tmp_path, "play() { env >env.$2; (($2 == 2)) || exit 75; }")
     node = {"WORLD_SIZE": "6", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert stubs.run("platform.sh", *RUN, **node)[0] == 0
-    assert [call[3:] for call in stubs.calls(3)] == [
-        ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
-    ] * 2
+    assert [call[3:] for call in stubs.calls(3)] == [["-m", "jaxtrain.main", *RUN, "--again"]] * 2
     environment = (tmp_path / "env.1").read_text()
     for name, value in node.items():
         assert f"{name}={value}\n" in environment
     assert "NCCL_IB_TIMEOUT=21\n" in environment
     assert "JAX_NUM_PROCESSES" not in environment
+
+
+def test_a_node_that_is_started_again_continues_the_run(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    (tmp_path / "run").mkdir()
+    for restarts in ("", "1"):
+        assert stubs.run("platform.sh", *RUN, "--resume", "400", RESTARTS=restarts)[0] == 0
+    own = [*RUN, "--resume", "400"]
+    assert [call[5:] for call in stubs.calls(0)] == [own, [*own, "--again"]]
 
 
 def test_the_image_copies_existing_files_and_installs_the_cuda12_extra() -> None:

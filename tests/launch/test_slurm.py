@@ -45,7 +45,18 @@ def test_jaxtrain_detects_the_tasks_of_the_job(tmp_path: Path) -> None:
         assert found is not None
         assert (found.host, found.count, found.index, found.devices) == ("n1", 2, index, [])
         assert environment["NCCL_DEBUG"] == "WARN"
-        assert stubs.calls(index)[0][5:] == [*RUN, "--resume", "latest"]
+        assert environment["JAXTRAIN_LAUNCH"] == "slurm-tiny-1"
+        assert stubs.calls(index)[0][5:] == [*RUN, "--again"]
+
+
+def test_only_a_requeued_job_continues_a_run_with_a_resume_of_its_own(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { echo $JAXTRAIN_LAUNCH >>names; exit 75; }")
+    own = (*RUN, "--resume", "400")
+    more = {"SLURM_CLUSTER_NAME": "big"}
+    for start in ({}, {"SLURM_RESTART_COUNT": "1"}):
+        assert submitted(stubs, *own, **more, **start)[0] == 0
+    assert [call[5:] for call in stubs.calls(0)] == [[*own], [*own, "--again"]]
+    assert set((tmp_path / "names").read_text().split()) == {"slurm-big-1"}
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, True), (2, False), (130, False)])
@@ -75,6 +86,43 @@ def test_restarts_without_progress_are_counted_over_the_starts_of_a_job(tmp_path
     assert submitted(stubs, *RUN, MAX_RESTARTS="2")[0] == 0
 
 
+def test_restarts_are_counted_in_the_bucket_of_the_run(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    run = ("--config", "demo", "--output-dir", "s3://bucket/one")
+    more = {"BUCKETS": str(tmp_path / "buckets"), "MAX_RESTARTS": "1"}
+    codes = []
+    for start in ({}, {"SLURM_RESTART_COUNT": "1"}):
+        more["JAXTRAIN_CACHE"] = str(tmp_path / f"node-{len(codes)}")
+        codes.append(submitted(stubs, *run, **more, **start)[0])
+    assert codes == [0, 1]
+    assert (tmp_path / "buckets/bucket/one/restarts.json").exists()
+
+
+def test_without_obstore_restarts_of_a_run_in_a_bucket_are_not_counted(tmp_path: Path) -> None:
+    """Such as with the Python of a node, beside a container."""
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Lacks:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'obstore':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Lacks())\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'obstore' else "
+        "found(name, *rest)\n"
+    )
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
+    code, err = submitted(
+        stubs, "--config", "demo", "--output-dir", "s3://bucket/one", PYTHONPATH=path
+    )
+    assert code == 0, err
+    assert err.count("has no obstore, so restarts of a run in a bucket are not counted") == 1
+    assert "scontrol requeue 1" in stubs.slurm()
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_sigterm_goes_to_the_tasks_and_the_job_waits_for_them(tmp_path: Path) -> None:
     plan = "play() { trap 'sleep 0.3; touch saved.$index; exit 75' TERM; stopped; }"
     stubs = Stubs(tmp_path, plan)
@@ -98,7 +146,7 @@ def test_python_may_run_in_a_container_without_srun(tmp_path: Path) -> None:
     assert code == 0, err
     assert f" {contained} -m jaxtrain.main" in stubs.slurm()
     assert "scontrol requeue 1" in stubs.slurm()
-    assert stubs.calls(1)[0][5:] == [*RUN, "--resume", "latest"]
+    assert stubs.calls(1)[0][5:] == [*RUN, "--again"]
 
 
 def test_wrong_use_is_one_line(tmp_path: Path) -> None:
@@ -128,5 +176,5 @@ def test_a_job_that_loses_its_disk_is_not_requeued(tmp_path: Path) -> None:
     code, err = submitted(stubs, *RUN, MAX_RESTARTS="2")
     assert code == 1
     assert err.count("run does not exist now: is its disk mounted?") == 2
-    assert "after 2 checks run still does not exist: not requeued" in err
+    assert "and run still does not exist: not requeued" in err
     assert "scontrol requeue" not in stubs.slurm()

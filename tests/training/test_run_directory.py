@@ -257,7 +257,7 @@ FOLDERS = {*pointer.KINDS, pointer.ASIDE}
 def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
     first = documented.partition("/")[0]
     own = own_files.is_own(first) or first in own_files.FOLDERS
-    kinds = [own, first in FOLDERS, first in own_files.HERE, first == run_marker.NAME]
+    kinds = [own, first in FOLDERS, first in own_files.HERE]
     assert kinds.count(True) == 1, f"{documented}: of the run, of a checkpoint, of this machine"
 
 
@@ -269,7 +269,15 @@ def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
         (False, ("notes.txt", "my.log.txt", "checkpoints/4.json", "aside/4-0.json", ".lock")),
         (False, ("notes.json", "labels.jsonl", "samples/frame.png", "samples/4/a.png")),
         (False, ("log.txt/x", "tensorboard/notes.md", "trackers/keys.txt", "samples")),
-        (False, (".pod-restarts", ".config.json.ab12cd34.json", "samples/.a_4.png.ab12cd34.png")),
+        (
+            False,
+            (
+                "start.json",
+                "restarts.json",
+                ".config.json.ab12cd34.json",
+                "samples/.a_4.png.ab12cd34.png",
+            ),
+        ),
     ],
 )
 def test_only_files_of_a_run_are_its_own(own: bool, names: tuple[str, ...]) -> None:
