@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -205,13 +206,14 @@ def test_a_file_that_is_cut_while_it_is_fetched_has_no_hole(
         with (run / "log.txt").open("a") as file:
             file.write(f"line {number}\n")
         copies.upload("log.txt")
-    get, asked = bucket.get, list[str]()
+    get, asked, lock = bucket.get, list[str](), threading.Lock()
 
     def cut_meanwhile(name: str) -> Any:
-        asked.append(name)
-        if len(asked) == 1:
-            (run / "log.txt").write_text("line 0\nline 1\nanother\n")
-            copies.upload("log.txt")
+        with lock:  # the other threads get what is there then
+            asked.append(name)
+            if len(asked) == 1:
+                (run / "log.txt").write_text("line 0\nline 1\nanother\n")
+                copies.upload("log.txt")
         return get(name)
 
     with monkeypatch.context() as patched:
