@@ -334,7 +334,7 @@ def open_start(
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,
-            f"{_flag(flags)}: {error.filename} cannot be read or written",
+            f"{_flag(flags)}: {error.filename} cannot be read",
             "make it readable, or choose another --output-dir",
         ) from error
 

@@ -64,7 +64,7 @@ def root(cache_dir: str | None) -> Path:
     """
     folder = path_of(cache_dir)
     try:
-        if not folder.exists():  # never a folder of the user, which backups would then skip
+        if not folder.is_dir():  # never a folder of the user, which backups would then skip
             folder.mkdir(parents=True, exist_ok=True)
             run_marker.mark_cache(folder)
         if not os.access(folder, os.W_OK):

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.checkpoint import start
+from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.pointer import CHECKPOINTS, FILES, Pointer, folder_of
 from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
 from jaxtrain.storage import run_marker
@@ -76,6 +78,25 @@ def aside(where: Path | Place) -> dict[int, str]:
     """Returns the steps of the checkpoints that were moved aside, each with the reason."""
     store = CheckpointStore(Folder(where) if isinstance(where, Path) else where)
     return {int(name.partition("-")[0]): store.why_aside(name) for name in store.asides()}
+
+
+def choose(
+    resume: str | None,
+    run: Path,
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    place: Place | None = None,
+    checkpoints: CheckpointCandidates | None = None,
+) -> Path | None:
+    """Returns the checkpoint that a run in a directory would start from."""
+    begun = start.open_start(
+        start.Flags(resume),
+        place or Folder(run),
+        checkpoints or CheckpointCandidates(run, say),
+        run.parent / "cache",
+        say,
+    )
+    return begun.path
 
 
 def copy(path: Path, store: CheckpointStore, kinds: Sequence[str] = (CHECKPOINTS,)) -> None:

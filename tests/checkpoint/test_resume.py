@@ -10,12 +10,11 @@ import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
-from jaxtrain.checkpoint import candidates, pointer, resume
+from jaxtrain.checkpoint import candidates, pointer, resume, start
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
-from jaxtrain.training import run_directory
 
 FILES = {"state/_METADATA": b"arrays", "state/d/0": b"numbers", "tokenizer.json": b"{}"}
 
@@ -33,7 +32,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {
         one.relative_to(path).as_posix(): one.read_bytes()
         for one in path.rglob("*")
-        if one.is_file() and one.name != ".lock"
+        if one.is_file() and one.name not in (".lock", "start.json")
     }
 
 
@@ -69,7 +68,7 @@ def test_damage_to_any_file_is_detected(run: Path, tmp_path: Path, name: str, ho
         }
         victim.write_bytes(changed[how])
     said: list[str] = []
-    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints/4.json"
+    assert small_checkpoint.choose("latest", run, said.append) == run / "checkpoints/4.json"
     category, _, why = small_checkpoint.aside(run)[9].partition(": ")
     assert category == "damaged"
     assert name in why
@@ -84,47 +83,47 @@ def test_damage_to_any_file_is_detected(run: Path, tmp_path: Path, name: str, ho
 def test_a_pointer_is_there_or_not(run: Path, tmp_path: Path) -> None:
     """What an interrupted save left is not damage; a truncated pointer is."""
     (run / small_checkpoint.files_folder(12, "a" * 12) / "state").mkdir(parents=True)
-    assert resume.choose("latest", run, tmp_path) == run / "checkpoints/9.json"
+    assert small_checkpoint.choose("latest", run) == run / "checkpoints/9.json"
     assert not (run / "aside").exists()
     os.truncate(run / "checkpoints/9.json", 100)
     said: list[str] = []
-    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints/4.json"
+    assert small_checkpoint.choose("latest", run, said.append) == run / "checkpoints/4.json"
     assert "its pointer is damaged" in said[0]
 
 
 def test_find_latest(run: Path, tmp_path: Path) -> None:
-    assert resume.choose("latest", tmp_path / "nothing", tmp_path) is None
-    assert resume.choose("latest", None, tmp_path / "nothing") is None
+    assert small_checkpoint.choose("latest", tmp_path / "nothing") is None
+    assert resume.newest_run(tmp_path / "nowhere") is None
     runs = tmp_path / "runs"
     for name, hour in (("2026-01-02", 9), ("2026-01-03", 4)):
         small_checkpoint.write(runs / name, hour, saved=f"2026-01-01T{hour:02}:00:00Z")
     (runs / "2026-01-04" / "checkpoints").mkdir(parents=True)
     # The time of the save counts, and not the name of the folder or the time of the file.
-    assert resume.choose("latest", None, runs) == runs / "2026-01-02/checkpoints/9.json"
+    assert resume.newest_run(runs) == runs / "2026-01-02"
     shutil.copytree(runs / "2026-01-02", runs / "2026-01-05")
-    assert resume.choose("latest", None, runs) == runs / "2026-01-05/checkpoints/9.json"
+    assert resume.newest_run(runs) == runs / "2026-01-05"
     ordered = [run.name for run in resume.newest_runs(tmp_path) if run.parent == runs]
     assert ordered == ["2026-01-05", "2026-01-02", "2026-01-03"]
 
 
 def test_find_step_and_path(run: Path, tmp_path: Path) -> None:
     kept = run / "checkpoints"
-    assert resume.choose("4", run, tmp_path) == kept / "4.json"
-    assert resume.choose(str(kept / "4"), None, tmp_path) == kept / "4.json"
-    assert resume.choose(str(kept / "4.json"), None, tmp_path) == kept / "4.json"
-    assert resume.choose(str(run / "best/4"), None, tmp_path) == run / "best/4.json"
-    assert resume.choose(str(run), tmp_path / "other", tmp_path) == kept / "9.json"
+    assert small_checkpoint.choose("4", run) == kept / "4.json"
+    names = {"checkpoints/4": "4", "checkpoints/4.json": "4", "best/4": "4", ".": "9"}
+    for number, (name, step) in enumerate(names.items()):  # by another run
+        path = small_checkpoint.choose(str(run / name), tmp_path / f"other{number}")
+        assert path == (run / name if name == "best/4" else kept / step).with_suffix(".json")
     with pytest.raises(InputError, match=r"checkpoints/ has: 4, 9; best/ has: 4; pass one"):
-        resume.choose("5", run, tmp_path)
-    with pytest.raises(InputError, match="requires --output-dir"):
-        resume.choose("5", None, tmp_path)
-    with pytest.raises(InputError, match=rf"^--resume 400: {tmp_path}/gone does not exist: pass t"):
-        resume.choose("400", tmp_path / "gone", tmp_path)
+        small_checkpoint.choose("5", run)
+    assert list(start.problems("5", None)) == [
+        "--resume 5 requires --output-dir, the run that saved it"
+    ]
+    (gone,) = start.problems("400", tmp_path / "gone")
+    assert gone.startswith(f"--resume 400: {tmp_path}/gone does not exist: pass t")
     assert not (tmp_path / "gone").exists()
-    with pytest.raises(InputError, match=r"nowhere: no such folder"):
-        resume.choose(str(tmp_path / "nowhere"), None, tmp_path)
-    with pytest.raises(InputError, match="no complete checkpoint found in"):
-        resume.choose(str(tmp_path), None, tmp_path)
+    for name, why in (("nowhere", "no such folder"), (".", "no complete checkpoint found in")):
+        with pytest.raises(InputError, match=why):
+            small_checkpoint.choose(str(tmp_path / name), tmp_path / "new")
 
 
 def test_falls_back_to_the_best_checkpoint_if_all_others_are_damaged(tmp_path: Path) -> None:
@@ -133,7 +132,7 @@ def test_falls_back_to_the_best_checkpoint_if_all_others_are_damaged(tmp_path: P
     small_checkpoint.write(run, 9, files=FILES)
     spoil(run, 9)
     said: list[str] = []
-    assert resume.choose("latest", run, tmp_path, said.append) == run / "best/4.json"
+    assert small_checkpoint.choose("latest", run, said.append) == run / "best/4.json"
     assert said[-1] == (
         f"warning: no intact checkpoint in checkpoints/: resuming from {run}/best/4"
     )
@@ -150,7 +149,7 @@ def test_no_fresh_start_if_no_checkpoint_is_left(run: Path, tmp_path: Path, how:
     before = files_of(run)
     for _ in range(2):  # nothing is moved, or the second attempt would start from scratch
         with pytest.raises(InputError) as caught:
-            resume.choose("latest", run, tmp_path)
+            small_checkpoint.choose("latest", run)
         assert "\n" not in str(caught.value)
         which = (
             "checkpoints/9: state/d/0 was changed" if how == "damaged" else "damaged or suspect "
@@ -161,8 +160,7 @@ def test_no_fresh_start_if_no_checkpoint_is_left(run: Path, tmp_path: Path, how:
     # Nor is an older run resumed instead.
     small_checkpoint.write(tmp_path / "runs/old", 4, saved="2026-01-01T00:00:00Z")
     run.rename(tmp_path / "runs/new")
-    with pytest.raises(InputError, match=r"no checkpoint of .*/new is intact"):
-        resume.choose("latest", None, tmp_path / "runs")
+    assert resume.newest_run(tmp_path / "runs") == tmp_path / "runs/new"
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
@@ -184,7 +182,7 @@ def test_checkpoints_with_temporary_read_errors_are_not_moved(
         patched.setattr(Path, "open", refuse)
         for flag in ("latest", "4"):
             with pytest.raises(kind, match=rf"d/0 cannot be read \({os.strerror(number)}\): "):
-                run_directory.start_from("demo", flag, str(run), tmp_path)
+                small_checkpoint.choose(flag, run)
     assert files_of(run) == before
 
 
@@ -193,7 +191,7 @@ def test_a_damaged_best_checkpoint_is_moved_even_if_not_used(tmp_path: Path) -> 
     small_checkpoint.write(run, 4, ("best",), files=FILES)
     small_checkpoint.write(run, 9, files=FILES)
     spoil(run, 4)
-    assert resume.choose("latest", run, tmp_path, quiet) == run / "checkpoints/9.json"
+    assert small_checkpoint.choose("latest", run, quiet) == run / "checkpoints/9.json"
     assert list(small_checkpoint.aside(run)) == [4]
     assert pointer.steps(run / "best") == []
 
@@ -202,7 +200,7 @@ def test_a_damaged_checkpoint_that_cannot_be_moved_is_skipped(run: Path, tmp_pat
     spoil(run, 9)
     (run / "aside").write_text("in the way: not even root makes a folder in it")
     said: list[str] = []
-    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints/4.json"
+    assert small_checkpoint.choose("latest", run, said.append) == run / "checkpoints/4.json"
     assert "and skipped; it cannot be moved to aside/" in said[0]
     assert pointer.steps(run / "checkpoints") == [4, 9]
 
@@ -210,31 +208,28 @@ def test_a_damaged_checkpoint_that_cannot_be_moved_is_skipped(run: Path, tmp_pat
 def test_a_damaged_step_or_path_is_refused_and_nothing_moves(run: Path, tmp_path: Path) -> None:
     spoil(run, 9)
     before = files_of(run)
-    for wish in ("9", str(run / "checkpoints/9")):
+    for wish, where in (("9", run), (str(run / "checkpoints/9"), tmp_path / "other")):
         with pytest.raises(InputError) as caught:
-            resume.choose(wish, run, tmp_path)
+            small_checkpoint.choose(wish, where)
         message = str(caught.value)
         assert "state/d/0 was changed after it was saved" in message
         assert "checkpoints/ has: 4; best/ has: 4" in message
         assert "\n" not in message
     said: list[str] = []
-    assert resume.choose(str(run), None, tmp_path, said.append) == run / "checkpoints/4.json"
+    newest = small_checkpoint.choose(str(run), tmp_path / "other", said.append)
+    assert newest == run / "checkpoints/4.json"
     assert f"checkpoint {run}/checkpoints/9 is damaged (state/d/0" in said[0]
     assert said[1].endswith("checkpoints/4, the newest intact one")
     assert files_of(run) == before
 
 
-def test_a_run_with_other_checkpoints_is_not_written_to(run: Path, tmp_path: Path) -> None:
-    other = small_checkpoint.write(tmp_path / "other", 3)
+def test_a_run_with_checkpoints_needs_a_resume(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"already contains checkpoints \(newest: 9\): resume"):
-        resume.check_directory(run, None, None)
-    with pytest.raises(InputError, match=r"and --resume 3 is another run"):
-        resume.check_directory(run, "3", other)
-    resume.check_directory(run, "latest", run / "checkpoints/4.json")
+        small_checkpoint.choose(None, run)
     best = small_checkpoint.write(tmp_path / "best", 3, ("best",))
     with pytest.raises(InputError, match=r"already contains checkpoints \(newest: 3\)"):
-        resume.check_directory(pointer.run_of(best), None, None)
-    resume.check_directory(tmp_path / "empty", None, None)
+        small_checkpoint.choose(None, pointer.run_of(best))
+    assert small_checkpoint.choose(None, tmp_path / "empty") is None
 
 
 def test_commands_prefer_the_best_checkpoint(run: Path, tmp_path: Path) -> None:
@@ -310,12 +305,12 @@ class Places:
 
     def latest(self, resumed: str = "latest") -> str:
         """Returns the folder of the checkpoint that a resume uses, which is intact in the cache."""
-        found = resume.choose(
+        found = small_checkpoint.choose(
             resumed,
             self.directory,
-            self.directory,
             self.said.append,
-            candidates_of=self.candidates,
+            place=self.copy.store.place,
+            checkpoints=self.candidates(),
         )
         if found is None:
             return ""

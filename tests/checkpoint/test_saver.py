@@ -23,7 +23,7 @@ from checkpoint.small_state import make_state, mesh_of, meta_of, save, sharding,
 from obstore.store import MemoryStore
 from program import arrays_of
 
-from jaxtrain.checkpoint import candidates, pointer, resume
+from jaxtrain.checkpoint import candidates, pointer
 from jaxtrain.checkpoint.pointer import FILES
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.restore import named, restore
@@ -203,13 +203,13 @@ def test_a_kill_before_the_first_save_does_not_undo_a_resume_from_an_earlier_ste
     CheckpointSaver(run, 3, lambda line: None, resumed=run / "checkpoints/8.json").close()
     assert pointer.steps(run / "best") == [9]  # between two regular ones: recomputed
     CheckpointSaver(run, 3, lambda line: None, resumed=run / "checkpoints/4.json").close()
-    assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/4.json"
+    assert small_checkpoint.choose("latest", run, lambda line: None) == run / "checkpoints/4.json"
     assert small_checkpoint.aside(run) == {8: "superseded", 9: "superseded"}
     (again, best) = sorted((run / "aside").glob("*.json"), key=lambda path: path.name[:2])
     assert pointer.verify(again) == pointer.verify(best) == ""
     CheckpointSaver(run, 3, lambda line: None, resumed=again).close()
     assert small_checkpoint.aside(run) == {9: "superseded"}
-    assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints/8.json"
+    assert small_checkpoint.choose("latest", run, lambda line: None) == run / "checkpoints/8.json"
 
 
 def test_files_of_the_data_are_saved_and_verified(run: Path) -> None:
@@ -238,7 +238,7 @@ def test_the_old_checkpoint_counts_until_the_new_one_of_its_step_is_complete(
         other = run.with_name("killed")
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(run, other)
-        found = resume.choose("latest", other, run.parent, lambda line: None)
+        found = small_checkpoint.choose("latest", other, lambda line: None)
         return found == other / "checkpoints/4.json" and not pointer.verify(other / "best/4.json")
 
     written, looked = threading.Event(), threading.Event()

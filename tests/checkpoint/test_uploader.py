@@ -16,7 +16,7 @@ from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
 from program import arrays_of, wait_for
 
-from jaxtrain.checkpoint import pointer, resume, uploader
+from jaxtrain.checkpoint import pointer, remote, uploader
 from jaxtrain.checkpoint.pointer import FILES
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.checkpoint.store import mark_copy
@@ -24,7 +24,6 @@ from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lease, run_marker
 from jaxtrain.storage.bucket import Bucket, Unavailable
-from jaxtrain.training import run_directory
 
 BOTH = ("checkpoints", "best")
 
@@ -41,14 +40,13 @@ class Run:
         self.uploader.claim()
         self.checkpoints: CheckpointSaver | None = None
         try:
-            self.start_from = resume.choose(
+            self.start_from = small_checkpoint.choose(
                 resumed,
                 directory,
-                directory,
                 self.said.append,
-                candidates_of=self.uploader.candidates,
+                place=self.uploader.place,
+                checkpoints=self.uploader.candidates(),
             )
-            self.uploader.refuse_other(resumed, self.start_from)
             self.uploader.fetch(self.start_from)
             self.uploader.fetch_files()
         except BaseException:
@@ -646,25 +644,6 @@ def test_fetched_files_are_not_sent_back(
         "metrics.jsonl/000000000000004"
     ]
     assert not any("clip_4.png" in name for name in sent)
-
-
-def test_a_fresh_machine_knows_from_which_checkpoint_a_run_was_started(
-    runs: Callable[..., Run],
-) -> None:
-    first = runs("one", None)
-    line = '{"event": "start", "from": "/data/old/checkpoints/8"}\n'
-    (first.directory / "history.jsonl").write_text(line)
-    first.begin().close()  # before the first save
-    second = runs("two")
-    of_second = (str(second.directory), second.uploader.url, second.uploader.fetch_file)
-    assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
-    own = '{"event": "start", "from": "s3://bucket/run/checkpoints/8"}\n'
-    (second.directory / "history.jsonl").write_text(line + own)
-    second.uploader._upload_files()
-    assert run_directory.origin(*of_second) == ""
-    (second.directory / "history.jsonl").write_text(line + '{"no": "event"}\n')
-    second.uploader._upload_files()
-    assert run_directory.origin(*of_second) == "/data/old/checkpoints/8"
 
 
 def test_a_rollback_moves_later_checkpoints_aside_in_the_bucket(runs: Callable[..., Run]) -> None:

@@ -15,7 +15,7 @@ from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
 from jaxtrain import main
-from jaxtrain.checkpoint import pointer, remote, resume
+from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.cli import checkpoints, command_line
 from jaxtrain.errors import InputError, RunAgain
@@ -88,7 +88,7 @@ def test_names_damaged_checkpoints_and_the_one_to_resume_from(
     assert [one["step"] for one in found["checkpoints"]] == [4, 9, 4, 12]
     assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
     # A resume takes this checkpoint, and moves the damaged ones.
-    assert resume.choose("latest", run, tmp_path, lambda line: None) == taken.with_suffix(".json")
+    assert small_checkpoint.choose("latest", run, lambda line: None) == taken.with_suffix(".json")
     assert (
         command_line.run("checkpoints", [str(run)]) == 0
     )  # all checkpoints that a run would use are intact
@@ -161,7 +161,7 @@ def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[
 def resumed(run: Path) -> str:
     """Returns the checkpoint that a real resume takes, or the name of its error."""
     try:
-        found = resume.choose("latest", run, run.parent, lambda line: None)
+        found = small_checkpoint.choose("latest", run, lambda line: None)
     except RunAgain:
         return "RunAgain"
     except InputError:

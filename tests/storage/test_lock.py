@@ -40,15 +40,13 @@ def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout:
         half = tmp_path / small_checkpoint.files_folder(7) / "state"  # of a save in progress
         half.mkdir(parents=True)
         named = rf"is using {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
-        for resume in ("latest", "7"):
+        for resume in ("latest", "7", None):
             with pytest.raises(RunAgain, match=named):
-                run_directory.start_from("demo", resume, str(tmp_path), tmp_path)
-        with pytest.raises(RunAgain, match=named):
-            run_directory.prepare("demo", str(tmp_path), None, None, tmp_path)
+                run_directory.prepare("demo", str(tmp_path), resume, tmp_path)
         assert half.is_dir()
         holder.kill()
         holder.wait()
-        assert run_directory.prepare("demo", str(tmp_path), None, None, tmp_path) == tmp_path
+        assert run_directory.prepare("demo", str(tmp_path), None, tmp_path) == tmp_path
         assert not half.exists()
     said = json.loads((tmp_path / ".lock").read_text())
     assert said == {"host": socket.gethostname(), "pid": os.getpid()}

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint import small_checkpoint
 from checkpoint.small_state import make_state, mesh_of, meta_of, target_of
 
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
 from jaxtrain.training import rollback
@@ -47,7 +48,7 @@ def test_a_checkpoint_that_a_rollback_abandons_is_not_resumed_from(tmp_path: Pat
     _, position = rollback.Rollback(tmp_path, 5, target, said.append, lambda: "")(state)
     assert position.done == 5
     assert any("checkpoints/7 is superseded: moved to" in line for line in said)
-    chosen = resume.choose("latest", tmp_path, tmp_path, said.append)
+    chosen = small_checkpoint.choose("latest", tmp_path, said.append)
     assert chosen is not None
     assert chosen.stem == "5"
     assert pointer.steps(tmp_path / "best") == [7]  # its validation still counts

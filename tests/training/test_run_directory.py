@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from checkpoint import small_checkpoint
 
-from jaxtrain.checkpoint import own_files, pointer
+from jaxtrain.checkpoint import own_files, pointer, start
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import run_marker
 from jaxtrain.storage.atomic import expanded
@@ -24,14 +24,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "output"
 
 
+NOTHING = start.Flags()
+
+
 def fake_checkpoint(run: Path, step: int) -> Path:
     """Writes a complete checkpoint."""
     return small_checkpoint.write(run, step, saved=f"2026-01-01T00:00:{step:02}Z")
 
 
 def test_a_new_run_is_named_after_the_time(root: Path) -> None:
-    first = run_directory.prepare("demo", None, None, None, root)
-    second = run_directory.prepare("demo", None, None, None, root)
+    first = run_directory.prepare("demo", None, None, root)
+    second = run_directory.prepare("demo", None, None, root)
     assert first != second
     for directory in (first, second):
         assert directory.is_dir()
@@ -47,36 +50,71 @@ def test_a_new_run_is_named_after_the_time(root: Path) -> None:
 
 def test_latest_is_a_run_below_the_root(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "elsewhere" / "run"
-    assert run_directory.prepare("demo", str(given), None, None, root) == given
+    assert run_directory.prepare("demo", str(given), None, root) == given
     run_directory.point_latest(given, root)
     assert not root.exists()
     inside = root / "demo" / "mine"
-    assert run_directory.prepare("demo", str(inside), None, None, root) == inside
+    assert run_directory.prepare("demo", str(inside), None, root) == inside
     run_directory.point_latest(inside, root)
     assert expanded(root / "latest") == inside
 
 
 def test_checking_a_directory_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "new" / "deep"
-    assert not list(run_directory.problems(str(given), None))
+    assert not list(run_directory.problems(str(given), NOTHING))
     assert not given.parent.exists()
-    (found,) = run_directory.problems("/proc/jaxtrain/deep", None)
+    (found,) = run_directory.problems("/proc/jaxtrain/deep", NOTHING)
     assert "cannot write to the run directory /proc/jaxtrain/deep" in found
     fake_checkpoint(given, 7)
-    (found,) = run_directory.problems(str(given), None)
+    (found,) = run_directory.problems(str(given), NOTHING)
     assert "already contains checkpoints (newest: 7)" in found
-    assert not list(run_directory.problems(str(given), "latest"))
+    assert not list(run_directory.problems(str(given), start.Flags("latest")))
     assert given.exists()
 
 
-def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path) -> None:
-    given = tmp_path / "run"
-    newest = fake_checkpoint(given, 7)
-    with pytest.raises(InputError, match=r"contains checkpoints \(newest: 7\).*--resume late"):
-        run_directory.prepare("demo", str(given), None, None, root)
-    found = run_directory.start_from("demo", "latest", str(given), root)
-    assert found == newest
-    assert run_directory.prepare("demo", str(given), "latest", found, root) == given
+def test_a_folder_with_files_of_a_user_is_refused_and_unchanged(root: Path, tmp_path: Path) -> None:
+    given = tmp_path / "work"
+    (given / "data/2024-01-15").mkdir(parents=True)
+    (given / "data/2024-01-15/holiday.txt").write_text("mine")
+    message = f"--output-dir {given} is not empty and not a run of this version of jaxtrain (it has"
+    for _ in range(2):
+        with pytest.raises(InputError, match=re.escape(f"{message} data): choose a new or empty")):
+            run_directory.prepare("demo", str(given), None, root)
+        assert [path.name for path in given.iterdir()] == ["data"]
+    (found,) = run_directory.problems(str(given), NOTHING)
+    assert found.startswith(message)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/lost+found").mkdir()
+    assert run_directory.prepare("demo", str(tmp_path / "empty"), None, root)
+
+
+def test_a_link_among_the_folders_of_checkpoints_is_refused(root: Path, tmp_path: Path) -> None:
+    given = run_directory.prepare("demo", str(tmp_path / "run"), None, root)
+    (tmp_path / "elsewhere").mkdir()
+    (given / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"run/checkpoints is a symbolic link, and checkpoints"):
+        run_directory.prepare("demo", str(given), None, root)
+
+
+def test_what_a_killed_save_left_is_deleted_before_anything_is_written(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have filled the disk."""
+    given = run_directory.prepare("demo", str(tmp_path / "run"), None, root)
+    lost = given / small_checkpoint.files_folder(6, run_id=run_marker.read(given))
+    of_user = given / "checkpoints/files/2024-01-15"
+    for folder in (lost, of_user):
+        folder.mkdir(parents=True)
+    real = tempfile.TemporaryFile
+
+    def probe(dir: Path) -> Any:
+        if lost.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)
+    assert run_directory.prepare("demo", str(given), "latest", root) == given
+    assert of_user.is_dir()
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -104,7 +142,7 @@ def test_a_start_removes_temporary_files_of_a_killed_one(
 
     if not locks:  # another run may be alive
         monkeypatch.setattr(fcntl, "lockf", no_locks)
-    run_directory.prepare("demo", str(given), None, None, root)
+    run_directory.prepare("demo", str(given), None, root)
     there = {
         path.relative_to(given).as_posix()
         for path in given.rglob("*")
@@ -115,9 +153,8 @@ def test_a_start_removes_temporary_files_of_a_killed_one(
 
 def test_resume_latest_without_a_directory_uses_that_of_the_run(root: Path) -> None:
     newest = fake_checkpoint(root / "demo" / "2026-01-02T00-00-00Z", 5)
-    found = run_directory.start_from("demo", "latest", None, root)
-    assert found == newest
-    directory = run_directory.prepare("demo", None, "latest", found, root)
+    directory = run_directory.prepare("demo", None, "latest", root)
+    assert small_checkpoint.choose("latest", directory) == newest
     assert directory == root / "demo" / "2026-01-02T00-00-00Z"
 
 
@@ -125,14 +162,14 @@ def test_an_unwritable_directory_is_reported(root: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     for given in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/jaxtrain")):
         with pytest.raises(InputError, match=r"cannot write to the run directory .*--output-dir"):
-            run_directory.prepare("demo", str(given), None, None, root)
+            run_directory.prepare("demo", str(given), None, root)
 
 
 def test_a_latest_that_cannot_be_written_is_one_warning(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of that name is not replaced, and a full disk does not end the run after a save."""
-    run, said = run_directory.prepare("demo", None, None, None, root), list[str]()
+    run, said = run_directory.prepare("demo", None, None, root), list[str]()
     (root / "latest").mkdir()
     run_directory.point_latest(run, root, said.append)
 
@@ -166,7 +203,7 @@ def test_a_full_disk_is_a_temporary_failure(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(RunAgain, match=r"\(No space left on device\): free space .*--output-dir"):
-        run_directory.prepare("demo", str(tmp_path / "run"), "latest", None, tmp_path)
+        run_directory.prepare("demo", str(tmp_path / "run"), "latest", tmp_path)
 
 
 def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str = "") -> None:
@@ -226,13 +263,13 @@ def test_folders_made_above_a_run_are_reported(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not below the current folder, where the first run of a tutorial makes output/first."""
-    run_directory.prepare("demo", str(tmp_path / "one"), None, None, root)
+    run_directory.prepare("demo", str(tmp_path / "one"), None, root)
     (tmp_path / "here").mkdir()
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path / "here")
-        run_directory.prepare("demo", "output/first", None, None, root)
+        run_directory.prepare("demo", "output/first", None, root)
     assert capsys.readouterr().err == ""
-    run_directory.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
+    run_directory.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, root)
     said = capsys.readouterr().err
     assert f"{tmp_path}/mnt/shared did not exist and was created" in said
 
@@ -244,10 +281,11 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "newest").symlink_to("7.json")
     (root / "latest").symlink_to("demo/run")
     given = str(root / "latest")
-    found = run_directory.start_from("demo", "latest", given, root)
-    assert found is not None
-    assert found.samefile(saved)
-    assert run_directory.prepare("demo", given, "latest", found, root) == root / "latest"
+    directory = run_directory.prepare("demo", given, "latest", root)
+    assert directory == root / "latest"
+    path = small_checkpoint.choose("latest", directory)
+    assert path is not None
+    assert path.samefile(saved)
 
 
 FOLDERS = {*pointer.KINDS, pointer.ASIDE}

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +18,8 @@ from program import TINY_MLM
 
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import pointer, resume, saver
+from jaxtrain.checkpoint.store import Folder
+from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
@@ -161,7 +165,7 @@ def test_all_processes_resume_from_what_process_0_has_chosen_at_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A live run may save another checkpoint before the others look for the newest."""
-    path = small_checkpoint.write(tmp_path, 4)
+    path = small_checkpoint.write(tmp_path / "cache", 4)
     newest, chosen = "s3://bucket/run", "s3://bucket/run/checkpoints/4"
     fetched: list[str] = []
 
@@ -170,8 +174,21 @@ def test_all_processes_resume_from_what_process_0_has_chosen_at_a_url(
         return path, chosen
 
     monkeypatch.setattr(resume, "checkpoint_at_url", fetch)
-    run = config.load("demo_mlm")
-    assert setup._on_disk(newest, run, print) == (str(path), chosen)
-    monkeypatch.setattr(process_group, "process_zero_decides", lambda decide: chosen)
-    assert setup._on_disk(newest, run, print) == (str(path), chosen)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "caches"))
+    (tmp_path / "run").mkdir()
+    run, flags = config.load("demo_mlm"), RunFlags(resume=newest)
+    log: Any = SimpleNamespace(say=print, log=print)
+    answers: list[str] = []
+
+    def remember(decide: Callable[[], str]) -> str:
+        answers.append(decide())
+        return answers[-1]
+
+    monkeypatch.setattr(process_group, "process_zero_decides", remember)
+    place = Folder(tmp_path / "run")
+    first = setup._open_start(run, flags, tmp_path / "run", place, None, log)
+    assert (first.path, first.shown) == (path, chosen)
+    monkeypatch.setattr(process_group, "process_zero_decides", lambda decide: answers[0])
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert setup._open_start(run, flags, tmp_path / "run", place, None, log) == first
     assert fetched == [newest, chosen]

@@ -23,7 +23,7 @@ from training import toy
 from training.wrong_device import FAULTY
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume
+from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
@@ -180,7 +180,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
     assert list(reasons) == [6, 7]
     assert reasons[6].startswith("suspect: step 8 was computed twice")
     assert pointer.steps(tmp_path / "best") == [3]
-    assert resume.choose("latest", tmp_path, tmp_path) == tmp_path / "checkpoints/4.json"
+    assert small_checkpoint.choose("latest", tmp_path) == tmp_path / "checkpoints/4.json"
 
 
 def test_after_a_bad_step_the_state_before_it_is_right(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_after_a_rollback_later_steps_no_longer_count(tmp_path: Path) -> None:
     ):
         one(5, at(5), {})
     with pytest.raises(InputError, match=r"is intact \(damaged or suspect ones are in aside/"):
-        resume.choose("latest", tmp_path, tmp_path)
+        small_checkpoint.choose("latest", tmp_path)
 
 
 def test_the_state_at_the_first_start_with_checks_counts_as_right(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""Where a run starts: the table of start.py, with a kill at every moment, in both places."""
+
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint import small_checkpoint
+from obstore.store import MemoryStore
+
+from jaxtrain.checkpoint import pointer, start
+from jaxtrain.checkpoint.candidates import CheckpointCandidates
+from jaxtrain.checkpoint.remote import RemoteRun
+from jaxtrain.checkpoint.start import Flags, Intent
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place, mark_copy
+from jaxtrain.errors import InputError
+from jaxtrain.storage.bucket import Bucket
+
+# What a run does, in this order. It is killed before it does the next thing.
+MOMENTS = (
+    *("rendezvous", "verifying", "opening data", "restore", "compilation", "first step"),
+    *("writing the first save", "first save"),
+)
+
+
+class Killed(BaseException):
+    """A SIGKILL."""
+
+
+class Run:
+    """A run without training, on a disk or in a bucket; each start has a new process."""
+
+    def __init__(self, folder: Path, where: str) -> None:
+        self.folder, self.directory = folder, folder / "run"
+        self.bucket = Bucket("s3://bucket/run", MemoryStore()) if where == "bucket" else None
+        self.said: list[str] = []
+        self.place.put("jaxtrain-run.json", small_checkpoint.marker())
+        mark_copy(self.directory, small_checkpoint.marker().decode())
+        self.names = (f"{number:012x}" for number in itertools.count())
+
+    @property
+    def place(self) -> Place:
+        return Folder(self.directory) if self.bucket is None else self.remote().store.place
+
+    def remote(self) -> RemoteRun:
+        assert self.bucket is not None
+        return RemoteRun(self.bucket, self.said.append)
+
+    def save(self, step: int, start_id: str, *, pointer_too: bool = True) -> None:
+        """Writes the files of a checkpoint, and its pointer."""
+        shutil.rmtree(self.folder / "source", ignore_errors=True)
+        path = small_checkpoint.write(
+            self.folder / "source", step, meta={"start": start_id}, name=next(self.names)
+        )
+        if pointer_too:
+            small_checkpoint.copy(path, CheckpointStore(self.place))
+        else:
+            for file in small_checkpoint.data_of(path).rglob("_METADATA"):
+                name = file.relative_to(self.folder / "source").as_posix()
+                self.place.put(name, file.read_bytes())
+
+    def start(self, resume: str | None = None, moment: str = "", **flags: Any) -> str:
+        """Starts the run, which saves two steps later; returns from what it started.
+
+        Args:
+            resume: the flag.
+            moment: the kill comes there; "" for a run that is stopped after its save.
+            flags: the others.
+        """
+        self.said.clear()
+        if moment == "rendezvous":
+            raise Killed
+        remote = None if self.bucket is None else self.remote()
+        checkpoints = CheckpointCandidates(self.directory, self.said.append, remote)
+        if moment == "verifying":
+            checkpoints.ensure_intact = _kill  # type: ignore[method-assign]
+        begun = start.open_start(
+            Flags(resume, **flags), self.place, checkpoints, self.folder, self.said.append
+        )
+        what = begun.intent.typed if begun.path is None else begun.shown
+        if moment in ("verifying", "opening data", "restore", "compilation"):
+            raise Killed
+        step = 0
+        store = CheckpointStore(self.place)
+        if begun.path is not None and start.is_in(self.directory, begun.path):
+            step = pointer.step_in(begun.path.name)
+            if pointer.is_aside(begun.path):
+                store.bring_back(begun.path.stem)
+            store.go_back_to(step)
+        store.collect()
+        if moment == "first step":
+            raise Killed
+        if moment == "writing the first save":
+            self.save(step + 2, begun.intent.id, pointer_too=False)
+            raise Killed
+        self.save(step + 2, begun.intent.id)
+        if moment:
+            raise Killed
+        return what or "scratch"
+
+
+def _kill(*_: object) -> str:
+    raise Killed
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    return Run(tmp_path, request.param)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """The checkpoint of another run."""
+    return str(small_checkpoint.write(tmp_path / "other", 40).with_suffix(""))
+
+
+def killed(run: Run, moment: str, resume: str | None, **flags: Any) -> bool:
+    """Starts a run and kills it; returns whether it had saved a checkpoint."""
+    with pytest.raises(Killed):
+        run.start(resume, moment, **flags)
+    return moment == "first save"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("again", [{"again": True}, {"resume": "latest"}, {"launch": "job 1"}])
+def test_a_new_run_starts_again_or_continues(run: Run, moment: str, again: dict[str, Any]) -> None:
+    saved = killed(run, moment, None, launch="job 1")
+    expected = f"{run.place.shown}/checkpoints/2" if saved else "scratch"
+    assert run.start(**again) == expected
+    assert run.start(again=True) == f"{run.place.shown}/checkpoints/{4 if saved else 2}"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_weights_of_a_new_run_are_kept(run: Run, moment: str) -> None:
+    saved = killed(run, moment, None, init_from="/weights")
+    began = moment != "rendezvous"  # after nothing is recorded, the launcher repeats the flag
+    repeated = {} if began else {"init_from": "/weights"}
+    expected = f"{run.place.shown}/checkpoints/2" if saved else "/weights"
+    if began and not saved:
+        with pytest.raises(InputError, match=r"with model.init_from=/weights, and has not "):
+            run.start("latest", init_from="/others")
+    assert run.start(again=True, **repeated) == expected
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("how", ["latest", "path", "again"])
+def test_another_runs_checkpoint_is_what_the_run_starts_from(
+    run: Run, other: str, moment: str, how: str
+) -> None:
+    """The defect: it started from random weights if it was killed before its data were open."""
+    saved = killed(run, moment, other)
+    expected = f"{run.place.shown}/checkpoints/2" if saved else other
+    began = moment != "rendezvous"
+    flags: dict[str, Any] = {"latest": {"resume": "latest"}, "path": {"resume": other}}.get(how, {})
+    if how == "again":
+        flags = {"resume": other, "again": True}
+    if not began and how == "latest":
+        expected = "scratch"  # nothing has started yet
+    assert run.start(**flags) == expected
+    if saved and how == "path":
+        assert f"--resume {other}: {run.place.shown} continues with its own" in run.said[0]
+
+
+@pytest.mark.parametrize("moment", MOMENTS[1:-1])
+def test_another_path_or_no_flag_is_refused_until_the_first_save(
+    run: Run, other: str, tmp_path: Path, moment: str
+) -> None:
+    third = str(small_checkpoint.write(tmp_path / "third", 7).with_suffix(""))
+    killed(run, moment, other)
+    for flags in ({"resume": third}, {}, {"resume": "40"}):
+        with pytest.raises(InputError) as refused:
+            run.start(**flags)
+        assert "\n" not in str(refused.value)
+    assert run.start("latest") == other  # a refusal has not changed what is recorded
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("how", ["latest", "step", "again"])
+def test_a_step_is_what_the_run_goes_back_to(run: Run, moment: str, how: str) -> None:
+    """The defect: a launcher's restart continued from the step that was to be abandoned."""
+    for _ in range(3):
+        run.start(again=True)
+    assert CheckpointStore(run.place).steps() == [2, 4, 6]
+    saved = killed(run, moment, "2")
+    flags: dict[str, Any] = {"again": {"resume": "2", "again": True}}.get(how, {"resume": how})
+    if how == "step":
+        flags = {"resume": "2"}
+    began = moment != "rendezvous"
+    step = 4 if saved and how != "step" else 2
+    if not began and how != "step":
+        step = 6  # nothing is recorded of that start
+    assert run.start(**flags) == f"{run.place.shown}/checkpoints/{step}"
+    if saved and how == "step":
+        assert "--resume 2: going back to step 2 again" in run.said
+    assert run.start(again=True) == f"{run.place.shown}/checkpoints/{step + 2}"
+
+
+def test_without_a_flag_a_run_with_checkpoints_is_refused(run: Run) -> None:
+    run.start()
+    with pytest.raises(InputError, match=r"contains checkpoints \(newest: 2\): resume with"):
+        run.start()
+    run.place.delete(start.NAME)  # copied without it
+    with pytest.raises(InputError, match="already contains checkpoints"):
+        run.start()
+    assert run.start(again=True) == f"{run.place.shown}/checkpoints/2"
+
+
+def test_the_same_command_of_a_new_run_may_be_repeated(run: Run) -> None:
+    """Its first start may have ended because of the data."""
+    killed(run, "opening data", None)
+    assert run.start() == "scratch"
+
+
+def test_a_launch_is_known_only_to_itself(run: Run) -> None:
+    run.start(launch="job 1")
+    run.start("latest")
+    killed(run, "compilation", "2", launch="job 2")
+    assert run.start("2", launch="job 2") == f"{run.place.shown}/checkpoints/2"
+    assert run.start("2", launch="job 2") == f"{run.place.shown}/checkpoints/4"  # requeued
+    assert run.start("2", launch="job 3") == f"{run.place.shown}/checkpoints/2"
+
+
+def test_a_step_that_does_not_exist_changes_nothing(run: Run) -> None:
+    run.start()
+    before = run.place.get(start.NAME)
+    with pytest.raises(InputError, match=r"--resume 7: .* has no complete checkpoint 7"):
+        run.start("7")
+    assert run.place.get(start.NAME) == before
+    assert run.start("latest") == f"{run.place.shown}/checkpoints/2"
+
+
+def test_a_checkpoint_that_was_moved_aside_is_brought_back(tmp_path: Path) -> None:
+    run = Run(tmp_path, "disk")
+    for _ in range(3):
+        run.start(again=True)
+    (_, content) = CheckpointStore(run.place).read("checkpoints/6.json")
+    run.start("2")  # 4 and 6 are abandoned, and 4 is saved again
+    (aside,) = (tmp_path / "run/aside").glob("6-*.json")
+    killed(run, "compilation", str(aside))
+    assert run.start(again=True) == str(aside.with_suffix(""))
+    assert CheckpointStore(run.place).read("checkpoints/6.json")[1] == content
+    assert run.start(again=True) == f"{run.place.shown}/checkpoints/8"
+
+
+def test_what_the_run_was_started_from_may_not_change(run: Run, other: str) -> None:
+    killed(run, "compilation", other)
+    small_checkpoint.write(Path(other).parent.parent, 40, name="f" * 12)
+    with pytest.raises(InputError, match=r"started from .*, which is another checkpoint now"):
+        run.start(again=True)
+    shutil.rmtree(Path(other).parent.parent)
+    with pytest.raises(InputError, match=r"this run was started from .*: no such folder"):
+        run.start(again=True)
+
+
+def test_a_run_that_is_live_gives_the_checkpoint_that_was_chosen(run: Run, tmp_path: Path) -> None:
+    small_checkpoint.write(tmp_path / "other", 40)
+    killed(run, "compilation", str(tmp_path / "other"))
+    small_checkpoint.write(tmp_path / "other", 50, name="f" * 12)
+    assert run.start(again=True) == str(tmp_path / "other/checkpoints/40")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"kind": "new"}'])
+def test_a_damaged_record_is_an_error_that_names_it(run: Run, content: str) -> None:
+    run.start()
+    run.place.put(start.NAME, content.encode())
+    with pytest.raises(InputError, match=r"run/start.json is damaged, so it is unknown what"):
+        run.start("latest")
+
+
+def test_weights_have_a_digest(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    for name, size in (("a.safetensors", 10), ("b.safetensors", 300_000)):
+        (tmp_path / "w" / name).write_bytes(random.Random(1).randbytes(size))
+    digest = start.digest_of_weights(tmp_path / "w")
+    assert start.digest_of_weights(tmp_path / "w") == digest
+    with (tmp_path / "w/b.safetensors").open("rb+") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff\x00"[:1])
+    assert start.digest_of_weights(tmp_path / "w") != digest
+    path = small_checkpoint.write(tmp_path / "run", 4)
+    assert start.digest_of_weights(tmp_path / "run") == start.digest_of_weights(path)
+
+
+def test_a_record_is_what_was_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    place, intent = Folder(tmp_path / "run"), Intent("step", "4", "checkpoints/files/4-0", "ab")
+    assert Intent.read(place) is None
+    intent.write(place)
+    assert Intent.read(place) == intent
+    assert json.loads((tmp_path / "run/start.json").read_text())["typed"] == "4"
