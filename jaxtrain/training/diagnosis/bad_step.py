@@ -161,9 +161,8 @@ class Opened:
             for name, array in read.items()
             if name.startswith("batch.")
         }
-        extras = setup.target.extras | read["extras"]
-        before = dataclasses.replace(setup.target, params=read["params"], extras=extras)
-        before = with_values(before, {}, weights)
+        before = dataclasses.replace(setup.target, params=read["params"], extras=read["extras"])
+        before = self._completed(before, weights)
         gradients = build_gradients(
             setup.definition,
             setup.rule,
@@ -181,13 +180,16 @@ class Opened:
             self.meta["examples_seen"],
         )
         if not origin.is_reproduced:  # the rest of the state is needed only for this
-            rest = {"step", "examples_seen", "opt", "skip_step"}
-            parts = {name: getattr(saved, name) for name in rest}
-            before = dataclasses.replace(before, **restore(self.path, parts, subset=True))
+            before = self._completed(restore(self.path, saved, subset=True), weights)
             step = setup.compile_step(donate=False)
             if of_update := nan_origin.of_update(step, before, batch):
                 origin = nan_origin.Origin(of_update)
         return origin, np.asarray(read["ids"])[list(origin.rows)].tolist()
+
+    def _completed(self, state: State, weights: Mapping[str, np.ndarray]) -> State:
+        """Adds the weights that the model reads from files, which checkpoints lack."""
+        extras = self.setup.target.extras | state.extras
+        return with_values(dataclasses.replace(state, extras=extras), {}, weights)
 
 
 def _run_of(meta: Mapping[str, Any], source: str) -> config.Run:

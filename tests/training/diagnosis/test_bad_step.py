@@ -75,6 +75,10 @@ OTHER = {
     "skip": ("--optim.bad_updates", "skip", "--optim.bad_in_a_row", "2", *EVERY),
     "rollback": ("--optim.bad_updates", "rollback", "--optim.bad_in_a_row", "2", *EVERY),
     "debug": ("--debug", *BAD),
+    "update": (
+        *("--debug", "--model.kind", "fine"),
+        *("--optim.peak_lr", "3.4e38", "--optim.weight_decay", "10"),
+    ),
 }
 DIVERGED = (
     *("--model.kind", "fine", "--optim.peak_lr", "1e38", "--checkpoint.every", "1"),
@@ -199,6 +203,17 @@ def test_a_step_that_debug_refuses_is_saved(place: Path) -> None:
     assert code == 2
     assert re.search(r"step 3 .* computes NaN/Inf in train/.*, or find the cause with: ", errors)
     assert found(place, "debug", 1)["origin"] == found(place, "forward-1", 1)["origin"]
+
+
+def test_an_update_that_overflows_is_found_although_the_gradients_are_finite(place: Path) -> None:
+    code, _, errors = ended(place, "update")
+    assert code == 2
+    assert "step 1 (examples from 0 on) computes NaN/Inf in first.kernel, layers_LHH, " in errors
+    for devices in (1, 4):
+        assert found(place, "update", devices)["origin"] == (
+            "the gradients are finite, but the optimizer computes Inf in first.kernel, "
+            "layers_LHH, scale"
+        )
 
 
 def test_nothing_in_the_run_is_changed_and_no_resume_uses_it(place: Path) -> None:
