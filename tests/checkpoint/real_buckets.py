@@ -33,6 +33,7 @@ from program import (
     wait_for,
     write_corpus,
 )
+from storage import of_users
 from storage.bucket_server import BUCKET, SECRET, FaultProxy, GoogleProxy, Server, Sink
 
 from jaxtrain.storage.bucket import Bucket
@@ -281,6 +282,27 @@ def test_a_second_live_run_and_a_missing_bucket_are_refused(
     )
     assert missing.returncode == 2
     assert "the bucket no-bucket does not exist: check its name" in missing.stderr
+
+
+def test_files_of_a_user_in_the_bucket_stay_byte_for_byte(place: Path, server: Server) -> None:
+    """Before a run, they are a refusal; beside one, nothing touches them, also not a prune."""
+    files = of_users.files(3)
+    for name, content in files.items():
+        server.write(f"taken/{name}", content)
+    done = run(place, *arguments("taken", 8), **server.variables)
+    assert done.returncode == 2, done.stderr
+    assert f"--output-dir s3://{BUCKET}/taken is not empty and not a run" in done.stderr
+    assert server.sizes("taken").keys() == files.keys()
+    train(place, *arguments("shared", 8), **server.variables)
+    for name, content in files.items():
+        server.write(f"shared/{name}", content)
+    train(place, *arguments("shared", 12), **server.variables)
+    back = [*arguments("shared", 10)[:-1], "8"]  # --resume 8
+    train(place, *back, **server.variables)
+    done = run(place, "checkpoints", f"s3://{BUCKET}/shared", "--prune", **server.variables)
+    assert done.returncode == 0, done.stderr
+    assert "deleted 1 checkpoint of" in done.stdout
+    assert {name: server.read(f"shared/{name}") for name in files} == files
 
 
 def test_a_damaged_checkpoint_in_the_bucket_is_moved_there(
