@@ -81,7 +81,7 @@ def checkpointer(
     a save; without one, :func:`index_arrays` makes it where a checkpoint is fetched.
 
     Orbax's other format, zarr, needs no index, but has a file for each shard: 538 instead of 22
-    for 14 MiB in two processes, and saves take 3 times as long (benchmarks/LOG.md).
+    for 14 MiB in two processes, and small states take 3 times as long (benchmarks/LOG.md).
 
     Args:
         own_disk: whether each process has a disk of its own.
