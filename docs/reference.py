@@ -168,7 +168,7 @@ CORE = (
     *("training/state.py", "training/skip_step.py", "training/step.py", "training/step_setup.py"),
     *("checkpoint/pointer.py", "checkpoint/store.py", "checkpoint/restore.py"),
     *("checkpoint/saver.py", "training/save_policy.py"),
-    *("checkpoint/candidates.py", "checkpoint/start.py"),
+    "checkpoint/start.py",
     *(
         "training/step_recorder.py",
         "training/rollback.py",

@@ -4,9 +4,12 @@
 """
 
 import datetime
+import hashlib
+import json
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, Damage, newest_intact
@@ -16,6 +19,8 @@ from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.terminal import Say
+
+_HASHED_BYTES = 2**16
 
 
 def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
@@ -205,6 +210,30 @@ def likely_checkpoints(source: Path) -> Iterator[Path]:
         path = pointer.newest_complete(source / kind)
         if path is not None:
             yield path
+
+
+def digest_of_weights(path: Path) -> str:
+    """Returns a digest of the file or folder of ``model.init_from``.
+
+    Of a run, it is that of its checkpoint; else of the names, the sizes, and the first and last
+    64 KiB of all files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if (checkpoint := next(likely_checkpoints(path), None)) is not None:
+        return hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    about: list[Any] = []
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            parts = content.read(_HASHED_BYTES)
+            content.seek(max(0, size - _HASHED_BYTES))
+            parts += content.read(_HASHED_BYTES)
+        name = file.relative_to(path).as_posix() if file != path else ""
+        about.append((name, size, hashlib.sha256(parts).hexdigest()))
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def rollback_checkpoint(checkpoints: CheckpointCandidates, done: int, every: int) -> Path | None:

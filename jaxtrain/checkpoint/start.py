@@ -29,11 +29,8 @@ refuses other data, another seed, and another meaning of the parameters.
 import dataclasses
 import hashlib
 import json
-import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
@@ -48,8 +45,6 @@ from jaxtrain.terminal import Say
 NAME = "start.json"
 LAUNCH = "JAXTRAIN_LAUNCH"
 """Variable of a launcher: the name of this launch, the same if a scheduler starts it again."""
-
-_HASHED_BYTES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +337,7 @@ def open_start(
 def _chosen(intent: Intent, checkpoints: CheckpointCandidates, cache_root: Path, say: Say) -> Start:
     """Returns the verified checkpoint of an intent, with the intent that names it exactly."""
     if intent.kind == "step":
-        path = _own(intent, checkpoints)
+        path = own_checkpoint(intent, checkpoints)
         data = pointer.data_of(path.read_bytes())
         return Start(dataclasses.replace(intent, source=data), path)
     if intent.kind == "checkpoint":
@@ -396,7 +391,7 @@ def newest(checkpoints: CheckpointCandidates, say: Say, flag: str) -> Path | Non
     return start
 
 
-def _own(intent: Intent, checkpoints: CheckpointCandidates) -> Path:
+def own_checkpoint(intent: Intent, checkpoints: CheckpointCandidates) -> Path:
     """Returns the checkpoint of an intent in this run.
 
     Raises:
@@ -426,58 +421,3 @@ def is_step(text: str) -> bool:
 def is_in(directory: Path, path: Path | None) -> bool:
     """Whether a checkpoint is in a run directory."""
     return path is not None and directory.resolve() in path.resolve().parents
-
-
-def digest_of_weights(path: Path) -> str:
-    """Returns a digest of the file or folder of ``model.init_from``.
-
-    Of a run, it is that of its checkpoint; else of the names, the sizes, and the first and last
-    64 KiB of all files.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    if (checkpoint := next(resume.likely_checkpoints(path), None)) is not None:
-        return hashlib.sha256(checkpoint.read_bytes()).hexdigest()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    about: list[Any] = []
-    for file in files:
-        size = file.stat().st_size
-        with file.open("rb") as content:
-            parts = content.read(_HASHED_BYTES)
-            content.seek(max(0, size - _HASHED_BYTES))
-            parts += content.read(_HASHED_BYTES)
-        name = file.relative_to(path).as_posix() if file != path else ""
-        about.append((name, size, hashlib.sha256(parts).hexdigest()))
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
-
-
-def problems(resumed: str | None, output_dir: Path | None) -> Iterator[str]:
-    """Yields what is wrong with ``--resume``, without reading checkpoints, which takes minutes.
-
-    Args:
-        resumed: the flag's value; None without the flag.
-        output_dir: the run directory, if given.
-    """
-    if resumed is None or resumed == "latest":
-        return
-    if is_step(resumed):
-        if output_dir is None:
-            yield f"--resume {resumed} requires --output-dir, the run that saved it"
-        elif not output_dir.is_dir():
-            yield (
-                f"--resume {resumed}: {output_dir} does not exist: pass the --output-dir of the "
-                "run that saved this step, or omit --resume to start from scratch"
-            )
-        elif not any(os.path.exists(output_dir / kind) for kind in KINDS):
-            try:
-                _own(Intent("step", resumed), CheckpointCandidates(output_dir))
-            except InputError as error:
-                yield from error.messages
-        return
-    path = expanded(resumed)
-    if not any(map(os.path.exists, (path, path.with_name(f"{path.name}.json")))):
-        try:
-            resume.checkpoint_at(path, f"--resume {resumed}", lambda line: None)
-        except InputError as error:
-            yield from error.messages

@@ -19,6 +19,7 @@ from jaxtrain.cli import commands
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.errors import InputError
+from jaxtrain.reporting import run_files
 from jaxtrain.storage import atomic, bucket, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
@@ -87,14 +88,9 @@ def main(flags: commands.CheckpointSaver) -> int:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(findings))
-    store = CheckpointStore(Folder(run))
-    if count := len(store.asides()):
-        terminal.out(
-            f"{ASIDE}/ has {formats.counted(count, 'checkpoint')} that no longer "
-            f"count{'s' if count == 1 else ''} ({formats.size(store.bytes_aside())}): "
-            f"{invocation.program()} checkpoints {shlex.quote(shown)} --prune deletes "
-            f"{'it' if count == 1 else 'them'}"
-        )
+    if aside := run_files.describe_aside(CheckpointStore(Folder(run))):
+        command = f"{invocation.program()} checkpoints {shlex.quote(shown)} --prune"
+        terminal.out(f"{aside}; to delete them: {command}")
     if stored:
         words = words.replace(str(run), shown)
     # The lease of a run that was killed on another machine looks like that of a live one.

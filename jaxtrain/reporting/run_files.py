@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.checkpoint.pointer import ASIDE
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError, first_line
@@ -115,12 +116,8 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
         problems.append(f"Unreadable input files: {len(quarantined):,}; see quarantine.jsonl.")
     if skipped := len(_lines(directory / "bad_steps.jsonl", problems)):
         problems.append(f"Skipped steps: {skipped:,}; see bad_steps.jsonl.")
-    store = CheckpointStore(Folder(directory))
-    if aside := len(store.asides()):
-        problems.append(
-            f"Checkpoints in aside/, which no longer count: {aside:,} "
-            f"({formats.size(store.bytes_aside())}); jaxtrain checkpoints RUN --prune deletes them."
-        )
+    if aside := describe_aside(CheckpointStore(Folder(directory))):
+        problems.append(f"{aside}; jaxtrain checkpoints RUN --prune deletes them.")
     return RecordedRun(
         directory=directory,
         label=label,
@@ -130,6 +127,15 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
         active_process="" if own else lock.holder(directory),
         problems=problems,
     )
+
+
+def describe_aside(store: CheckpointStore) -> str:
+    """Returns how many checkpoints of a run no longer count, and their size; "" without any."""
+    count = len(store.asides())
+    if not count:
+        return ""
+    counted, size = formats.counted(count, "checkpoint"), formats.size(store.bytes_aside())
+    return f"{ASIDE}/ has {counted} that no longer count{'s' if count == 1 else ''} ({size})"
 
 
 def labels(directories: Sequence[Path]) -> list[str]:

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import start
+from jaxtrain.checkpoint import pointer, resume, start
+from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.config.mesh_fit import device_count_problem, fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.data import worker_count
@@ -126,7 +128,30 @@ def _places(run: config.Run, flags: RunFlags) -> Iterator[str]:
         except InputError as error:
             yield from error.messages
         return
-    yield from start.problems(flags.resume, output_dir)
+    yield from _resume(flags.resume, output_dir)
+
+
+def _resume(resumed: str | None, output_dir: Path | None) -> Iterator[str]:
+    """Checks ``--resume`` without reading checkpoints, which takes minutes."""
+    if resumed is None or resumed == "latest":
+        return
+    try:
+        if not start.is_step(resumed):
+            path = expanded(resumed)
+            if not any(map(os.path.exists, (path, path.with_name(f"{path.name}.json")))):
+                resume.checkpoint_at(path, f"--resume {resumed}", lambda line: None)
+        elif output_dir is None:
+            yield f"--resume {resumed} requires --output-dir, the run that saved it"
+        elif not output_dir.is_dir():
+            yield (
+                f"--resume {resumed}: {output_dir} does not exist: pass the --output-dir of the "
+                "run that saved this step, or omit --resume to start from scratch"
+            )
+        elif not any((output_dir / kind).exists() for kind in pointer.KINDS):
+            intent = start.Intent("step", resumed)
+            start.own_checkpoint(intent, CheckpointCandidates(output_dir))
+    except InputError as error:
+        yield from error.messages
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from jaxtrain import config, terminal
 from jaxtrain.checkpoint import pointer, resume, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.saver import CheckpointSaver
-from jaxtrain.checkpoint.store import Folder, Place
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
 from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
@@ -35,6 +36,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError
 from jaxtrain.optim.build import rate_flag, warmup_steps
+from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
@@ -244,6 +246,9 @@ def open_directory(
     stack.push(log.failed)  # before the uploader uploads log.txt for the last time
     if fit := fit_to_present_devices(run)[1]:
         say(fit)
+    if jax.process_index() == 0 and (aside := run_files.describe_aside(CheckpointStore(place))):
+        shown = shlex.quote(place.shown)
+        say(f"{aside}; to delete them: {invocation.program()} checkpoints {shown} --prune")
     return OpenedDirectory(path, place, mesh, uploader, begun, position)
 
 
@@ -347,7 +352,7 @@ def _with_weights(run: config.Run, directory: OpenedDirectory, say: Say) -> Any:
 
     def check() -> str:
         try:
-            digest = start.digest_of_weights(local)
+            digest = resume.digest_of_weights(local)
             if intent.digest not in ("", digest):
                 raise InputError(
                     f"model.init_from {intent.typed} has changed since this run was started from "

@@ -10,7 +10,7 @@ import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
-from jaxtrain.checkpoint import candidates, pointer, resume, start
+from jaxtrain.checkpoint import candidates, pointer, resume
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.errors import InputError, RunAgain
@@ -115,10 +115,10 @@ def test_find_step_and_path(run: Path, tmp_path: Path) -> None:
         assert path == (run / name if name == "best/4" else kept / step).with_suffix(".json")
     with pytest.raises(InputError, match=r"checkpoints/ has: 4, 9; best/ has: 4; pass one"):
         small_checkpoint.choose("5", run)
-    assert list(start.problems("5", None)) == [
+    assert list(preflight._resume("5", None)) == [
         "--resume 5 requires --output-dir, the run that saved it"
     ]
-    (gone,) = start.problems("400", tmp_path / "gone")
+    (gone,) = preflight._resume("400", tmp_path / "gone")
     assert gone.startswith(f"--resume 400: {tmp_path}/gone does not exist: pass t")
     assert not (tmp_path / "gone").exists()
     for name, why in (("nowhere", "no such folder"), (".", "no complete checkpoint found in")):

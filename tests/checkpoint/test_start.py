@@ -11,7 +11,7 @@ import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
-from jaxtrain.checkpoint import pointer, start
+from jaxtrain.checkpoint import pointer, resume, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.start import Flags, Intent
@@ -274,14 +274,14 @@ def test_weights_have_a_digest(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     for name, size in (("a.safetensors", 10), ("b.safetensors", 300_000)):
         (tmp_path / "w" / name).write_bytes(random.Random(1).randbytes(size))
-    digest = start.digest_of_weights(tmp_path / "w")
-    assert start.digest_of_weights(tmp_path / "w") == digest
+    digest = resume.digest_of_weights(tmp_path / "w")
+    assert resume.digest_of_weights(tmp_path / "w") == digest
     with (tmp_path / "w/b.safetensors").open("rb+") as file:
         file.seek(-1, 2)
         file.write(b"\xff\x00"[:1])
-    assert start.digest_of_weights(tmp_path / "w") != digest
+    assert resume.digest_of_weights(tmp_path / "w") != digest
     path = small_checkpoint.write(tmp_path / "run", 4)
-    assert start.digest_of_weights(tmp_path / "run") == start.digest_of_weights(path)
+    assert resume.digest_of_weights(tmp_path / "run") == resume.digest_of_weights(path)
 
 
 def test_a_record_is_what_was_written(tmp_path: Path) -> None:

@@ -227,8 +227,8 @@ def test_prune_deletes_what_is_aside(run: Path, capsys: pytest.CaptureFixture[st
     (run / "aside/notes.txt").write_text("of a user")
     assert command_line.run("checkpoints", [str(run)]) == 0
     assert re.search(
-        rf"^aside/ has 2 checkpoints that no longer count \(293.0 KiB\): .* checkpoints {run} "
-        r"--prune deletes them$",
+        rf"^aside/ has 2 checkpoints that no longer count \(293.0 KiB\); to delete them: .* {run} "
+        r"--prune$",
         capsys.readouterr().out,
         re.MULTILINE,
     )

@@ -49,7 +49,7 @@ def test_a_marker_that_cannot_be_used_is_refused(
         run_marker.read(tmp_path)
 
 
-def test_what_systems_and_launchers_leave_is_no_content() -> None:
+def test_what_systems_and_launchers_leave_does_not_count() -> None:
     left = (
         *("lost+found", ".DS_Store", ".nfs000000000001", ".snapshot", "slurm-1234.out"),
         *("slurm-1234_7.err", "log.1.txt", "doctor.3.txt", "restarts.json"),
