@@ -15,6 +15,7 @@ from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket
+from jaxtrain.training import preflight
 
 FILES = {"state/_METADATA": b"arrays", "state/d/0": b"numbers", "tokenizer.json": b"{}"}
 
