@@ -26,7 +26,7 @@ Settings, from the environment:
 - RESTART_DELAY_S: seconds before a restart (2); four times as long before each next one in a row,
   up to five minutes: a full disk or a lost mount may take a while
 - SAVE_S: seconds that the other processes may take after one has ended with 0, 4, 75 or 130,
-  because they may still be saving (300)
+  because they may still be saving (300); another run in the directory may take as long to end
 - GRACE_S: the same after one has crashed (10)
 - KILL_S: seconds between SIGTERM and SIGKILL after that (20)
 
@@ -359,8 +359,8 @@ class Launcher:
             InputError: it has not ended.
         """
         end, waits = time.monotonic() + self.limits["SAVE_S"], False
-        while other := lock.holder(self.directory):
-            if time.monotonic() >= end or self.stopped_by is not None:
+        while self.stopped_by is None and (other := lock.holder(self.directory)):
+            if time.monotonic() >= end:
                 raise InputError(
                     f"another run is using {self.output} ({other}): wait until it ends, or stop it"
                 )

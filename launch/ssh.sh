@@ -117,14 +117,8 @@ while [[ -n $(jobs -rp) ]]; do
     [[ " $* " == *" --doctor "* ]] || ((SECONDS - failed_at < ${GRACE_S:-10})) || : >"$work/stop.1"
 done
 
-mapfile -t codes <"$work/codes"
-code=0
-for ended in "${codes[@]}"; do
-    ((code)) || code=$ended # that of the first one
-done
+code=$(grep -m1 -vx 0 "$work/codes" || echo 0) # of the first host that failed
 ((code == 0)) || code=${stopped:-$code}
-for ended in "${codes[@]}"; do
-    [[ $ended != [24] ]] || code=$ended # a restart cannot help
-done
-((${#codes[@]} == ${#hosts[@]} || code)) || code=1
+code=$(grep -m1 -x '[24]' "$work/codes" || echo "$code") # a restart cannot help
+(($(wc -l <"$work/codes") == ${#hosts[@]} || code)) || code=1
 exit "$code"
