@@ -60,7 +60,7 @@ from jaxtrain.errors import (
     RunAgain,
     one_line,
 )
-from jaxtrain.storage import lock
+from jaxtrain.storage import lock, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import platform
 
@@ -343,6 +343,10 @@ class Launcher:
         if self.restarts == 0 or self.in_bucket:
             made = make_directory(self.directory)
             self.made = made if self.alone else []
+            if not self.in_bucket and not run_marker.is_run(self.directory):  # before logs are
+                names = os.listdir(self.directory)
+                if refusal := run_marker.refusal(str(self.output), "--output-dir", names):
+                    raise InputError(refusal)
             return True
         start, self.count = f"this is restart {self.restarts}, and", Count(NONE)
         if lost := self.look(start, started=False):
