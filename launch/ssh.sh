@@ -50,7 +50,8 @@ run_on() { # run_on RANK HOST: until its process has ended, also over several co
     local code began tries=0 restarts=0
     while began=$SECONDS code=0; do
         # A terminal, so that what is typed there becomes a signal, and its end becomes SIGHUP.
-        "${ssh[@]}" -tt -e none "$2" "$command RANK=$1 RESTARTS=$restarts $program" < <(keys 2>/dev/null) 2>&1 || code=$?
+        "${ssh[@]}" -tt -e none "$2" "$command RANK=$1 RESTARTS=$restarts $program" \
+            < <(keys 2>/dev/null) 2>&1 || code=$?
         ((SECONDS - began < 40)) || tries=60 # longer than ConnectTimeout: there was a connection
         ((code == 255 && tries-- > 0)) && [[ ! -e $work/stop.1 ]] || break
         echo "ssh.sh: the connection is lost: connecting again"
