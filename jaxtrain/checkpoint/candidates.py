@@ -5,7 +5,7 @@ taken, a damaged one is passed over, and one that cannot be read at the moment e
 an error, since it may be intact. :mod:`jaxtrain.checkpoint.resume` has the rules.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +108,17 @@ class CheckpointCandidates:
             why = why or damage
         return None, why
 
-    def meta(self, kind: str, step: int) -> Mapping[str, Any]:
-        """Returns the metadata of a checkpoint; {} if its pointer is damaged.
+    def metas(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the metadata of each checkpoint, also of those aside; {} for a damaged pointer.
 
         Raises:
             InputError, OSError, RunAgain: it is unknown at the moment.
         """
-        try:
-            return self._store.read(pointer.name_of(kind, step))[0].meta
-        except Damaged:
-            return {}
+        for name in self._store.pointers():
+            try:
+                yield self._store.read(name)[0].meta
+            except Damaged:
+                yield {}
 
     def set_aside(self, damaged: Damage) -> None:
         """Moves damaged checkpoints to ``aside/``; warns if the disk does not let it."""

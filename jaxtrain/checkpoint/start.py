@@ -139,11 +139,12 @@ class Recorded:
             InputError, OSError, RunAgain: see :meth:`Intent.read`.
         """
         intent = Intent.read(place)
-        pointers = [(kind, step) for kind in KINDS for step in checkpoints.steps(kind)]
-        newest = max((step for _, step in pointers), default=None)
+        newest = max((step for kind in KINDS for step in checkpoints.steps(kind)), default=None)
         if intent is not None and intent.kind == "step":  # others were there before
-            metas = (checkpoints.meta(kind, step) for kind, step in pointers)
-            spent = any(meta.get("start") == intent.id for meta in metas)
+            spent = any(
+                meta.get("start") == intent.id and "bad_step" not in meta
+                for meta in checkpoints.metas()
+            )
         else:
             spent = newest is not None or checkpoints.unusable()
         return cls(intent, newest, spent)

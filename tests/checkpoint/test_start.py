@@ -231,6 +231,21 @@ def test_a_launchers_first_start_counts_once_it_is_recorded(run: Run, moment: st
     assert run.start("2", again=True, launch="job 9") == f"{run.place.shown}/checkpoints/{expected}"
 
 
+def test_an_intent_stays_spent_if_what_was_saved_since_is_damaged(tmp_path: Path) -> None:
+    """The defect: after a kill, it meant the step again, which keep had deleted."""
+    run = Run(tmp_path, "disk")
+    for _ in range(2):
+        run.start(again=True)
+    store = CheckpointStore(run.place)
+    store.commit(("best",), 2, store.read("checkpoints/2.json")[1])
+    run.start("4")
+    for step in (2, 4):
+        store.delete("checkpoints", step)
+    small_checkpoint.damage(run.directory / "checkpoints/6.json")
+    killed(run, "restore", "latest")
+    assert run.start("latest") == f"{run.directory}/best/2"
+
+
 def test_a_step_that_does_not_exist_changes_nothing(run: Run) -> None:
     run.start()
     before = run.place.get(start.NAME)
