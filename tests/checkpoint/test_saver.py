@@ -541,6 +541,7 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
     assert arrays == [{"ocdbt.process_0"}, {"ocdbt.process_1"}]
     # In a bucket, they are a checkpoint, which any number of devices restores.
     bucket = Bucket("s3://bucket/run", MemoryStore())
+    bucket.put(run_marker.NAME, (tmp_path / "0" / run_marker.NAME).read_bytes())
     uploads = [Uploader(bucket, tmp_path / name, say=print) for name in ("0", "1")]
     uploads[0].claim()
     uploads[1]._process, uploads[1]._first = 1, False
@@ -551,7 +552,7 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
     uploads[0].close()
     reader = tmp_path / "reader"
     for _ in range(2):  # a fetch may be interrupted
-        assert RemoteRun(bucket, print).fetch("checkpoints", 4, reader) == ""
+        assert RemoteRun(bucket, print).fetch("checkpoints/4.json", reader) == ""
     state = make_state(4)
     same(restore(reader / "checkpoints/4.json", target_of(state, mesh_of(4))), state)
 
