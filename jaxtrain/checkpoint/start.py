@@ -277,11 +277,24 @@ class Start:
         intent: of this start, or the earlier one that it continues.
         path: the pointer of the verified checkpoint on this disk; None for a new run.
         shown: that checkpoint as it is printed; "" for a new run.
+        before: what was recorded before this start; None if nothing was.
     """
 
     intent: Intent
     path: Path | None = None
     shown: str = ""
+    before: Intent | None = None
+
+    def refused(self, place: Place) -> None:
+        """Undoes the record of a step to go back to if the run is refused, such as for its data.
+
+        Otherwise, ``--resume latest`` would go back, too.
+
+        Raises:
+            InputError, OSError, RunAgain: it cannot be written.
+        """
+        if self.intent.kind == "step":
+            _restore(self.before, place)
 
 
 def open_start(
@@ -313,28 +326,33 @@ def open_start(
             intent = recorded.intent or Intent("new", launch=flags.launch)
             if recorded.intent is None:
                 intent.write(place)
-            return Start(intent, path, "" if path is None else _shown(path, place))
+            return Start(intent, path, "" if path is None else _shown(path, place), intent)
         if intent != recorded.intent:
             intent.write(place)  # what is chosen and verified below may take minutes
         try:
             chosen = _chosen(intent, checkpoints, cache_root, say)
         except InputError:
-            if recorded.intent is None:
-                place.delete(NAME)
-            elif intent != recorded.intent:
-                recorded.intent.write(place)
+            _restore(recorded.intent, place)
             raise
         if chosen.intent != intent:
             chosen.intent.write(place)
         if chosen.path is not None and not chosen.shown:
-            return dataclasses.replace(chosen, shown=_shown(chosen.path, place))
-        return chosen
+            chosen = dataclasses.replace(chosen, shown=_shown(chosen.path, place))
+        return dataclasses.replace(chosen, before=recorded.intent)
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,
             f"{_flag(flags)}: {error.filename} cannot be read",
             "make it readable, or choose another --output-dir",
         ) from error
+
+
+def _restore(before: Intent | None, place: Place) -> None:
+    """Makes a record what it was before a start."""
+    if before is None:
+        place.delete(NAME)
+    else:
+        before.write(place)
 
 
 def _chosen(intent: Intent, checkpoints: CheckpointCandidates, cache_root: Path, say: Say) -> Start:

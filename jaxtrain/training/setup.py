@@ -151,21 +151,26 @@ def open_training(
     with contextlib.ExitStack() as stack:
         model_check.check(run)  # before data are read, and anything is compiled
         directory = open_directory(run, flags, log, stack)
-        data = open_data(run, directory, log)
-        built = build_step_setup(
-            run, directory.mesh, len(data.sources.train), log.say, directory.position
-        )
-        log.started(built.total)
-        explained = functools.partial(
-            out_of_memory.explained,
-            run,
-            built.target,
-            built.spec,
-            run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
-            log.say,
-        )
-        with log.phases.within("restore"), explained():
-            first = open_state(built, directory, data, log)
+        try:
+            data = open_data(run, directory, log)
+            built = build_step_setup(
+                run, directory.mesh, len(data.sources.train), log.say, directory.position
+            )
+            log.started(built.total)
+            explained = functools.partial(
+                out_of_memory.explained,
+                run,
+                built.target,
+                built.spec,
+                run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
+                log.say,
+            )
+            with log.phases.within("restore"), explained():
+                first = open_state(built, directory, data, log)
+        except InputError:
+            if jax.process_index() == 0:
+                directory.start.refused(directory.place)
+            raise
         code = _code_if_over(built, directory, first, log)
         if code is not None:
             yield code
@@ -279,9 +284,11 @@ def _open_start(
         )
         own = start.is_in(directory, begun.path)
         path = begun.path.relative_to(directory) if own and begun.path else begun.path
+        earlier.append(begun.before)
         about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.shown}
         return json.dumps(about | {"path": "" if path is None else str(path)})
 
+    earlier: list[start.Intent | None] = []  # only in process 0
     about = json.loads(process_group.process_zero_decides(decide))
     path = directory / about["path"] if about["path"] else None
     shown = about["shown"]
@@ -294,7 +301,7 @@ def _open_start(
             pointer.read(path).data,
             f"{shown} was replaced while it was fetched: start again",
         )
-    return start.Start(start.Intent(**about["intent"]), path, shown)
+    return start.Start(start.Intent(**about["intent"]), path, shown, *earlier)
 
 
 @dataclasses.dataclass(frozen=True)

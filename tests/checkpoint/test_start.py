@@ -255,6 +255,20 @@ def test_a_step_that_does_not_exist_changes_nothing(run: Run) -> None:
     assert run.start("latest") == f"{run.place.shown}/checkpoints/2"
 
 
+def test_a_step_whose_start_is_refused_changes_nothing(run: Run) -> None:
+    """The defect: after --resume 2 with another --seed, --resume latest went back to 2, too."""
+    for _ in range(2):
+        run.start(again=True)
+    before = run.place.get(start.NAME)
+    checkpoints = CheckpointCandidates(
+        run.directory, bucket_run=None if run.bucket is None else run.remote()
+    )
+    begun = start.open_start(Flags("2"), run.place, checkpoints, run.folder, run.said.append)
+    begun.refused(run.place)
+    assert run.place.get(start.NAME) == before
+    assert run.start("latest") == f"{run.place.shown}/checkpoints/4"
+
+
 def test_a_checkpoint_that_was_moved_aside_is_brought_back(tmp_path: Path) -> None:
     run = Run(tmp_path, "disk")
     for _ in range(3):
