@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from jaxtrain import terminal
-from jaxtrain.checkpoint import pointer, store
+from jaxtrain.checkpoint import store
 from jaxtrain.errors import (
     HOPELESS,
     INTERRUPTED,
@@ -128,9 +128,7 @@ def newest_checkpoint(place: store.Place) -> Newest:
     checkpoints = store.CheckpointStore(place)
     if steps := checkpoints.steps():
         return steps[-1]
-    reasons = map(checkpoints.why_aside, checkpoints.asides())
-    unusable = (pointer.DAMAGED, pointer.SUSPECT)
-    return UNUSABLE if any(why.startswith(unusable) for why in reasons) else NONE
+    return UNUSABLE if checkpoints.has_unusable() else NONE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from jaxtrain.checkpoint.pointer import (
     DAMAGED,
     KINDS,
     SUPERSEDED,
-    SUSPECT,
     Damaged,
 )
 from jaxtrain.checkpoint.remote import RemoteRun
@@ -142,8 +141,7 @@ class CheckpointCandidates:
 
     def unusable(self) -> bool:
         """Whether checkpoints were moved aside because they must not be used."""
-        reasons = map(self._store.why_aside, self._store.asides())
-        return any(why.startswith((DAMAGED, SUSPECT)) for why in reasons)
+        return self._store.has_unusable()
 
 
 def newest_intact(

@@ -22,9 +22,11 @@ from jaxtrain.checkpoint.pointer import (
     BAD_STEP,
     BEST,
     CHECKPOINTS,
+    DAMAGED,
     FILES,
     KINDS,
     SUPERSEDED,
+    SUSPECT,
     Damaged,
     Pointer,
     data_of,
@@ -247,6 +249,11 @@ class CheckpointStore:
         """Returns why a checkpoint is in ``aside/``: ``superseded``, or ``damaged: ...``."""
         reason = self.place.get(f"{ASIDE}/{name}.txt") or b""
         return reason.decode(errors="replace").strip()
+
+    def has_unusable(self) -> bool:
+        """Whether checkpoints were moved aside because they must not be used."""
+        reasons = map(self.why_aside, self.asides())
+        return any(why.startswith((DAMAGED, SUSPECT)) for why in reasons)
 
     def pointers(self) -> Iterator[str]:
         """Yields the name of each pointer, also of those aside."""

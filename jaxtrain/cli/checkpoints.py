@@ -14,7 +14,7 @@ from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
 from jaxtrain.checkpoint.pointer import ASIDE, CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED, Damaged
-from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder
+from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Place
 from jaxtrain.cli import commands
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
@@ -111,20 +111,28 @@ def _prune(run: Path, keep: int) -> None:
     """Deletes the checkpoints in ``aside/`` of a run on this disk, which must not be active."""
     try:
         with lock.released():
+            store = _store_of_run(Folder(run))
             lock.hold(run, terminal.warn)
-            _pruned(CheckpointStore(Folder(run)), keep)
+            _pruned(store, keep)
     except OSError as error:
         raise disk_trouble(error, f"{run} cannot be changed", "make it writable") from error
 
 
 def _prune_bucket(folder: Bucket, keep: int) -> None:
     """Does that for a run in a bucket."""
-    held = lease.Lease(folder, terminal.warn)
+    store, held = _store_of_run(BucketFolder(folder)), lease.Lease(folder, terminal.warn)
     held.acquire()
     try:
-        _pruned(CheckpointStore(BucketFolder(folder)), keep)
+        _pruned(store, keep)
     finally:
         held.release()
+
+
+def _store_of_run(place: Place) -> CheckpointStore:
+    store = CheckpointStore(place)
+    if not store.run_id:
+        raise InputError(f"checkpoints {place.shown} --prune: this is not a run")
+    return store
 
 
 def _pruned(store: CheckpointStore, keep: int) -> None:

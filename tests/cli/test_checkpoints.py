@@ -221,6 +221,14 @@ def test_an_active_run_is_named(
     assert last == f"--resume latest would resume from {run / 'checkpoints' / '9'}"
 
 
+def test_prune_refuses_a_folder_of_a_user(tmp_path: Path) -> None:
+    """The defect: it left a lock there."""
+    (tmp_path / "aside").mkdir()
+    with pytest.raises(InputError, match=r"--prune: this is not a run$"):
+        command_line.run("checkpoints", [str(tmp_path), "--prune"])
+    assert [path.name for path in tmp_path.iterdir()] == ["aside"]
+
+
 def test_prune_deletes_what_is_aside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = CheckpointStore(Folder(run))
     store.set_aside("checkpoints", 4, "damaged", "it is wrong")  # best/ needs its files
