@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from jaxtrain import versions
+from jaxtrain.data import bucket_folders, listing
 from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_folders, listing
+from jaxtrain.storage import addresses, atomic
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
