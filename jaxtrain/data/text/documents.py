@@ -253,7 +253,8 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
     elif os.path.isdir(given):
-        listing.check_not_in_run(given, flag)
+        if problem := listing.in_run(given, flag):
+            raise InputError(problem)
         base, paths = given, list(listing.files(given, say))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]

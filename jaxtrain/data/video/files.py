@@ -182,7 +182,8 @@ def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Vid
     top = expanded(path).absolute()
     suffix = top.suffix.lower()
     if os.path.isdir(top):
-        listing.check_not_in_run(top, flag)
+        if problem := listing.in_run(top, flag):
+            raise InputError(problem)
         files, ignored = [], collections.Counter[str]()
         for file in listing.files(top, say):
             if file.suffix.lower() in _KNOWN:
