@@ -13,8 +13,8 @@ crash, a SIGKILL) it ends all processes and runs the same command again.
 
 The arguments are passed on unchanged, with ``--again`` where the run may have started before: then
 the run continues what it has begun. That is every start but the first one with your own
-``--resume``. Schedulers may start a launcher again that knows nothing of it: SLURM's job and
-Kubernetes' JobSet name their run in JAXTRAIN_LAUNCH, which the run compares.
+``--resume``. JAXTRAIN_LAUNCH names the launch, which the run compares: a start may have ended
+before it was recorded, and a scheduler may start a launcher again that knows nothing of it.
 
 With ``--doctor`` among its arguments, a launcher does not train. It runs ``doctor`` once on every
 host and ends with the highest exit code: 0 if a run can start, 1 if there are problems.
@@ -39,6 +39,7 @@ import importlib.util
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -377,6 +378,8 @@ class Launcher:
         """Runs all processes until the run has ended; returns the exit code."""
         self.count = Count(self.newest())
         again = self.restarts > 0
+        if not again:
+            os.environ.setdefault(LAUNCH, f"{self.script}-{secrets.token_hex(8)}")
         while True:
             if self.has_first:
                 self.refuse_second()

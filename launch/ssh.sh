@@ -85,6 +85,7 @@ if [[ -z ${COORDINATOR_HOST:-} ]] && ((${#hosts[@]} > 1)); then
 fi
 variables=("WORLD_SIZE=${#hosts[@]}" "MASTER_ADDR=${address:-$name}")
 variables+=("MASTER_PORT=${COORDINATOR_PORT:-$((61440 + RANDOM % 4096))}" TERM=dumb)
+variables+=("JAXTRAIN_LAUNCH=${JAXTRAIN_LAUNCH:-ssh.sh-$(date +%s)-$RANDOM}") # of all connections
 for name in $(compgen -e); do
     case $name in
         NCCL_* | XLA_* | JAX_PLATFORMS | JAXTRAIN_CONNECT_S | PYTHON | MAX_RESTARTS | \

@@ -17,9 +17,9 @@ from jaxtrain.checkpoint.pointer import (
     Damaged,
     Pointer,
 )
-from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder
+from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, mark_copy
 from jaxtrain.errors import InputError
-from jaxtrain.storage import file_copies, lock
+from jaxtrain.storage import file_copies, lock, run_marker
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import check_room, disk_trouble
@@ -192,8 +192,11 @@ def reading(url: str, cache_root: Path, say: Say) -> Iterator[tuple[RemoteRun, P
     local = stage(url, cache_root).with_name("read")
     try:
         local.mkdir(parents=True, exist_ok=True)
-        with lock.locked(local / ".reading", say, f"reading {url}"):
-            yield RemoteRun(Bucket(url), say), local
+        with lock.locked(local.with_name(".reading"), say, f"reading {url}"):
+            remote = RemoteRun(Bucket(url), say)
+            if marker := remote.store.place.get(run_marker.NAME):
+                mark_copy(local, marker.decode())
+            yield remote, local
     except OSError as error:
         raise disk_trouble(
             error,

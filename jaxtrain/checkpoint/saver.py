@@ -154,11 +154,10 @@ class CheckpointSaver:
                 claim(self._store.place, "run directory")
                 (self._run_dir / FILES).mkdir(parents=True, exist_ok=True)
                 if resumed is not None and uploads is None:
-                    step = pointer.step_in(resumed.name)
+                    self._store.go_back_to(f"{resumed.parent.name}/{resumed.name}")
                     if pointer.is_aside(resumed):
-                        self._store.bring_back(resumed.stem)
+                        step = pointer.step_in(resumed.name)
                         resumed = self._run_dir / pointer.name_of(CHECKPOINTS, step)
-                    self._store.go_back_to(step)
                 self._collect()
             self._newest = self._newest_step()
             if resumed is not None:

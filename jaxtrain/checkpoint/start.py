@@ -16,8 +16,9 @@ none                               refused, except for a new run      refused
 ``--resume STEP``                  that step                          goes back to that step again
 =================================  =================================  ============================
 
-A directory without a start does what the flags say. A launch that a scheduler starts again, such as
-a requeued job, has the same ``$JAXTRAIN_LAUNCH``, which counts as ``--again``.
+A directory without a start does what the flags say. All starts of a launch, such as those of a
+requeued job, have the same ``$JAXTRAIN_LAUNCH``. It counts as ``--again`` from the first of them on
+that is recorded; before, ``--again`` does not change what a step or a path means.
 
 What the words mean: the *newest* is the newest intact checkpoint in ``checkpoints/``, or else in
 ``best/``; damaged ones are moved to ``aside/``. With only damaged or suspect ones, the run is
@@ -173,8 +174,10 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> Decision:
         InputError: refused.
     """
     intent, typed = recorded.intent, flags.resume
-    again = flags.again or bool(flags.launch and intent and flags.launch == intent.launch)
     told = _told(flags, shown)
+    again = bool(flags.launch and intent and flags.launch == intent.launch)
+    if not flags.launch or typed in (None, "latest"):
+        again |= flags.again  # else the launch's first start has ended before it was recorded
     if intent is None and not recorded.spent:
         note = "--resume latest: no checkpoint to resume from, starting from scratch"
         return Decision(told, note if typed == "latest" and not flags.init_from else "")

@@ -358,17 +358,6 @@ class CheckpointStore:
                 sizes[pointer.data] = 0 if pointer.data in used else pointer.size()
         return sum(sizes.values())
 
-    def bring_back(self, name: str) -> None:
-        """Makes a checkpoint of ``aside/`` the newest one of the run.
-
-        Args:
-            name: ``STEP-ID``.
-        """
-        step, content = int(name.partition("-")[0]), self.place.get(f"{ASIDE}/{name}.json")
-        if content is not None:
-            self.commit((CHECKPOINTS,), step, content)
-            self._forget_aside(name)
-
     def prune(self, keep: int = 0) -> list[str]:
         """Deletes the checkpoints in ``aside/``; returns their names. Their files are collected.
 
@@ -385,14 +374,25 @@ class CheckpointStore:
             self._forget_aside(name)
         return pruned
 
-    def go_back_to(self, step: int) -> None:
-        """Moves what a resume from a step abandons to ``aside/``, before the run continues.
+    def go_back_to(self, name: str) -> None:
+        """Moves what a resume from a checkpoint abandons to ``aside/``, before the run continues.
 
         Otherwise a run that is killed before its first save would resume from a later one. A later
-        one in ``best/`` alone is not abandoned: it was saved between two regular ones.
+        one in ``best/`` alone is not abandoned: it was saved between two regular ones. A checkpoint
+        in ``aside/`` comes back from there.
+
+        Args:
+            name: of its pointer, such as ``checkpoints/12.json``.
         """
-        if any(later > step for later in self.steps(CHECKPOINTS)):
-            self.set_aside_after(step, SUPERSEDED)
+        step, content = step_in(name), self.place.get(name)
+        back = content if name.startswith(f"{ASIDE}/") else None
+        first = step if back is None else step - 1  # another one of this step is abandoned, too
+        if any(later > first for later in self.steps(CHECKPOINTS)):
+            # best/ first: after a kill, it would not be looked at again.
+            self.set_aside_after(first, SUPERSEDED, kinds=(BEST, CHECKPOINTS))
+        if back is not None:
+            self._put(name_of(CHECKPOINTS, step), back)
+            self._forget_aside(name.rpartition("/")[2].removesuffix(".json"))
 
     def retain(self, keep: int, every: int, last_equal: int | None = None) -> None:
         """Deletes old pointers.

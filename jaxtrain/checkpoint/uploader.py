@@ -261,13 +261,13 @@ class Uploader:
         """
         return self._remote.is_complete(BEST, step)
 
-    def start(self, keep: int, every: int, resumed: int | None) -> None:
+    def start(self, keep: int, every: int, resumed: Path | None) -> None:
         """Begins to upload, in a thread, and deletes what the bucket does not have from the disk.
 
         Args:
             keep: ``checkpoint.keep``.
             every: ``checkpoint.every``.
-            resumed: the step that the run continues from, if it is in its directory.
+            resumed: the checkpoint that the run continues from, if it is in its directory.
 
         Raises:
             InputError, RunAgain: the bucket or the disk does not respond.
@@ -275,8 +275,8 @@ class Uploader:
         self._keep, self._every = keep, every
         try:
             if self._first and resumed is not None:
-                store = self._remote.store
-                _tried(lambda: store.go_back_to(resumed))  # or the first upload does it
+                store, name = self._remote.store, f"{resumed.parent.name}/{resumed.name}"
+                _tried(lambda: store.go_back_to(name))  # or the first upload does it
                 _tried(store.collect)  # a kill may have interrupted the last upload
             _tried(lambda: self._remote.forget(self.directory))
         except OSError as error:
@@ -527,7 +527,9 @@ class Uploader:
             store.commit(save.kinds, save.step, described.to_json())
             store.retain(self._keep, self._every, save.last_equal)
             store.collect(self.in_use())
-            # A launcher looks on the disk for progress. Only this checkpoint stays there.
+            if BAD_STEP in save.kinds:
+                return
+            # On the disk, only this checkpoint stays: the next start here need not fetch it.
             disk = CheckpointStore(Folder(self.directory))
             for kind in save.kinds:
                 disk.place.put(pointer.name_of(kind, save.step), described.to_json())

@@ -117,7 +117,7 @@ def content_of(names: Iterable[str]) -> list[str]:
 
 
 def refusal(where: str, flag: str, names: Iterable[str]) -> str:
-    """Returns why a folder is not used as an output; "" if it is empty.
+    """Returns why a folder is not used as an output; "" if it is empty, or has become a run.
 
     Args:
         where: the folder.
@@ -125,7 +125,7 @@ def refusal(where: str, flag: str, names: Iterable[str]) -> str:
         names: in it.
     """
     content = content_of(names)
-    if not content:
+    if not content or NAME in content:  # another process may have marked it meanwhile
         return ""
     shown = ", ".join(content[:_NAMES_TO_SHOW])
     more = f" and {len(content) - _NAMES_TO_SHOW} more" if len(content) > _NAMES_TO_SHOW else ""

@@ -9,7 +9,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtrain.checkpoint import own_files, pointer, start, store
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.pointer import ASIDE, KINDS
 from jaxtrain.checkpoint.resume import newest_run
-from jaxtrain.checkpoint.store import CheckpointStore, Folder
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import atomic, lock, run_marker
@@ -134,15 +134,18 @@ def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = 
     return directory
 
 
-def prepare_cache(directory: Path) -> None:
+def prepare_cache(directory: Path, bucket: Place) -> None:
     """Locks the folder in the cache of a run in a bucket. Process 0, for all.
+
+    What an interrupted start has fetched of a checkpoint stays.
 
     Raises:
         InputError, RunAgain: in every process; the folder cannot be written, or is in use.
     """
 
     def decide() -> str:
-        take(directory, terminal.warn)
+        stored = CheckpointStore(bucket)
+        take(directory, terminal.warn, set(map(stored.folder_of, stored.pointers())))
         _probe(directory, "set $JAXTRAIN_CACHE to another folder")
         return ""
 
@@ -355,7 +358,7 @@ def problems(output_dir: str, flags: start.Flags) -> Iterator[str]:
                 path.rmdir()
 
 
-def take(directory: Path, say: Callable[[str], None]) -> None:
+def take(directory: Path, say: Callable[[str], None], keep: Collection[str] = frozenset()) -> None:
     """Locks the run directory and removes what killed processes left there.
 
     In the run that starts, no process writes there before process 0 has called this. Files of saves
@@ -365,6 +368,7 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
     Args:
         directory: of the run.
         say: receives a warning if the file system does not support locks.
+        keep: folders of checkpoint files that stay without a pointer.
 
     Raises:
         InputError: it is a run of another version.
@@ -373,7 +377,7 @@ def take(directory: Path, say: Callable[[str], None]) -> None:
     try:
         if run_marker.read(directory):
             alone = lock.hold(directory, say)
-            CheckpointStore(Folder(directory)).collect()
+            CheckpointStore(Folder(directory)).collect(keep)
             remove_leftovers(directory, alone=alone)
     except OSError as error:
         raise disk_trouble(

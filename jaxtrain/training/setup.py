@@ -225,7 +225,7 @@ def open_directory(
         else:
             uploader.claim()
             stack.callback(uploader.close)
-            run_directory.prepare_cache(uploader.directory)
+            run_directory.prepare_cache(uploader.directory, uploader.place)
             path, place = uploader.directory, uploader.place
         begun = _open_start(run, flags, path, place, uploader, log)
         if uploader is not None:
@@ -669,6 +669,7 @@ def _open_saver(
     )
     if directory.resumes:
         point_latest()  # otherwise the first save does
+    resumed = directory.start.path if directory.resumes else None
     checkpoints = CheckpointSaver(
         directory.path,
         run.checkpoint.keep,
@@ -676,14 +677,11 @@ def _open_saver(
         run.checkpoint.every,
         data.sources.files_to_keep,
         uploads=uploader,
-        resumed=directory.start.path if directory.resumes else None,
+        resumed=resumed,
     )
     stack.callback(checkpoints.close)
     if uploader is not None:
-        settings = run.checkpoint
-        uploader.start(
-            settings.keep, settings.every, directory.position.done if directory.resumes else None
-        )
+        uploader.start(run.checkpoint.keep, run.checkpoint.every, resumed)
     save_policy = SavePolicy(
         checkpoints,
         first.meta,

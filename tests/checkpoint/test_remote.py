@@ -138,6 +138,19 @@ def test_a_checkpoint_at_a_url_is_as_one_in_a_folder(
     assert stored.store.steps() == [2, 4, 6]  # nothing is moved: it is another run's
 
 
+def test_what_the_bucket_has_no_longer_leaves_the_cache(stored: RemoteRun, tmp_path: Path) -> None:
+    """The defect: only its pointer did."""
+    for step in (2, 4):
+        resume.checkpoint_at_url(
+            f"{URL}/checkpoints/{step}", "--resume", tmp_path / "cache", lambda line: None
+        )
+        stored.store.delete("checkpoints", step)
+        stored.store.delete("best", step)
+    path, _ = resume.checkpoint_at_url(URL, "--resume", tmp_path / "cache", lambda line: None)
+    left = (path.parent / "files").iterdir()
+    assert [folder.name.partition("-")[0] for folder in left] == ["6"]
+
+
 def test_commands_prefer_the_best_checkpoint(stored: RemoteRun, tmp_path: Path) -> None:
     prefer = ("best", "checkpoints")
     path, _ = resume.checkpoint_at_url(URL, "SOURCE", tmp_path, print, prefer)

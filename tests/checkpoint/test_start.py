@@ -87,9 +87,7 @@ class Run:
         store = CheckpointStore(self.place)
         if begun.path is not None and start.is_in(self.directory, begun.path):
             step = pointer.step_in(begun.path.name)
-            if pointer.is_aside(begun.path):
-                store.bring_back(begun.path.stem)
-            store.go_back_to(step)
+            store.go_back_to(begun.path.relative_to(self.directory).as_posix())
         store.collect()
         if moment == "first step":
             raise Killed
@@ -223,6 +221,16 @@ def test_a_launch_is_known_only_to_itself(run: Run) -> None:
     assert run.start("2", launch="job 3") == f"{run.place.shown}/checkpoints/2"
 
 
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_launchers_first_start_counts_once_it_is_recorded(run: Run, moment: str) -> None:
+    """The defect: after a rendezvous that failed, --again meant the newest, not --resume STEP."""
+    for number in range(3):
+        run.start(again=True, launch=f"job {number}")
+    saved = killed(run, moment, "2", launch="job 9")
+    expected = 4 if saved else 2
+    assert run.start("2", again=True, launch="job 9") == f"{run.place.shown}/checkpoints/{expected}"
+
+
 def test_a_step_that_does_not_exist_changes_nothing(run: Run) -> None:
     run.start()
     before = run.place.get(start.NAME)
@@ -243,6 +251,45 @@ def test_a_checkpoint_that_was_moved_aside_is_brought_back(tmp_path: Path) -> No
     assert run.start(again=True) == str(aside.with_suffix(""))
     assert CheckpointStore(run.place).read("checkpoints/6.json")[1] == content
     assert run.start(again=True) == f"{run.place.shown}/checkpoints/8"
+
+
+def test_what_takes_its_place_is_moved_aside(tmp_path: Path) -> None:
+    """The defect: the one of the same step was deleted, and a later best one stayed."""
+    run = Run(tmp_path, "disk")
+    for _ in range(2):
+        run.start(again=True)
+    run.start("2")  # 4 is abandoned, and saved again
+    store = CheckpointStore(run.place)
+    (aside,) = (run.directory / "aside").glob("4-*.json")
+    again = store.data_folder("checkpoints", 4)
+    run.start("latest")
+    store.commit(("best",), 6, store.read("checkpoints/6.json")[1])
+    run.start(str(aside))
+    assert (store.steps(), store.steps("best")) == ([2, 4, 6], [])
+    assert again.rpartition("/")[2] in store.asides()
+    assert not CheckpointStore(run.place).unused()
+
+
+def test_a_kill_while_a_resume_goes_back_leaves_no_later_best_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        run.start(again=True)
+    store = CheckpointStore(run.place)
+    store.commit(("best",), 6, store.read("checkpoints/6.json")[1])
+    move, moved = CheckpointStore.set_aside, list[int]()
+
+    def move_two(self: CheckpointStore, kind: str, step: int, *why: str) -> str:
+        if len(moved) == 2:
+            raise Killed
+        moved.append(step)
+        return move(self, kind, step, *why)
+
+    monkeypatch.setattr(CheckpointStore, "set_aside", move_two)
+    killed(run, "first step", "2")
+    monkeypatch.undo()
+    killed(run, "first step", "latest")
+    assert (store.steps(), store.steps("best")) == ([2], [])
 
 
 def test_what_the_run_was_started_from_may_not_change(run: Run, other: str) -> None:

@@ -57,12 +57,8 @@ class Run:
         self.checkpoints = CheckpointSaver(
             self.directory, keep, self.said.append, uploads=self.uploader, resumed=self.start_from
         )
-        self.uploader.start(keep, 1, self._resumed)
+        self.uploader.start(keep, 1, self.start_from)
         return self
-
-    @property
-    def _resumed(self) -> int | None:
-        return None if self.start_from is None else pointer.step_of(self.start_from.name)
 
     def save(self, *steps: int, kinds: tuple[str, ...] = ("checkpoints",)) -> None:
         assert self.checkpoints is not None
@@ -290,7 +286,9 @@ def test_samples_of_abandoned_steps_are_deleted_in_the_bucket(runs: Callable[...
     assert "samples/clip_2.png" not in second.bucket.sizes()
 
 
-def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_used_folder_continues_its_own_checkpoints(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
     first = runs("one", None).begin().upload(2)
     first.close()
     with pytest.raises(InputError, match=r"run already contains checkpoints \(newest: 2\): resume"):
@@ -298,8 +296,9 @@ def test_another_run_is_refused_in_a_used_folder(runs: Callable[..., Run], tmp_p
     other = CheckpointSaver(tmp_path / "other", 2)
     save(other, 4)
     other.close()
-    with pytest.raises(InputError, match=r"and --resume .*/other is another run: use --resume"):
-        runs("two", str(tmp_path / "other"))
+    second = runs("two", str(tmp_path / "other"))
+    assert second.start_from == second.directory / "checkpoints/2.json"
+    assert any("s3://bucket/run continues with its own checkpoints" in line for line in second.said)
     assert first.stored == [2]
 
 
@@ -532,8 +531,9 @@ def test_hosts_without_a_shared_disk_delete_what_earlier_starts_have_fetched(
         other = Uploader(first.bucket, directory, say=first.said.append)
         other._first = False
         mark_copy(directory, small_checkpoint.marker_of(first.bucket))
-        other.fetch(directory / f"checkpoints/{step}.json")
-        other.start(1, 1, step)
+        path = directory / f"checkpoints/{step}.json"
+        other.fetch(path)
+        other.start(1, 1, path)
         other.close()
     assert [path.name[:2] for path in (directory / FILES).iterdir()] == ["4-"]
 

@@ -58,6 +58,8 @@ def test_what_systems_and_launchers_leave_does_not_count() -> None:
     assert run_marker.refusal("work", "--output-dir", left) == ""
     for name in ("data", ".git", "slurm.txt", "log.txt", "metrics.jsonl", ".DS_Store.bak"):
         assert run_marker.content_of([*left, name]) == [name]
+    names = (run_marker.NAME, "config.json")  # another node was faster
+    assert run_marker.refusal("work", "--output-dir", names) == ""
     names = ("train.py", "data", "notes", "a.mp4", "b.mp4")
     assert run_marker.refusal("work", "--output-dir", names) == (
         "--output-dir work is not empty and not a run of this version of jaxtrain (it has a.mp4, "

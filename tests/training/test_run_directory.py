@@ -13,6 +13,7 @@ import pytest
 from checkpoint import small_checkpoint
 
 from jaxtrain.checkpoint import own_files, pointer, start
+from jaxtrain.checkpoint.store import Folder
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import run_marker
 from jaxtrain.storage.atomic import expanded
@@ -115,6 +116,17 @@ def test_what_a_killed_save_left_is_deleted_before_anything_is_written(
     monkeypatch.setattr(tempfile, "TemporaryFile", probe)
     assert run_directory.prepare("demo", str(given), "latest", root) == given
     assert of_user.is_dir()
+
+
+def test_what_an_interrupted_start_has_fetched_stays_in_the_cache(tmp_path: Path) -> None:
+    """The defect: a launcher's restart fetched a large checkpoint from the beginning."""
+    cached, bucket = tmp_path / "cached", Folder(tmp_path / "bucket")
+    for step in (2, 4):
+        fake_checkpoint(cached, step).unlink()  # which is written last
+    fake_checkpoint(bucket.run_dir, 4)
+    run_directory.prepare_cache(cached, bucket)
+    left = (cached / "checkpoints/files").iterdir()
+    assert [folder.name.partition("-")[0] for folder in left] == ["4"]
 
 
 @pytest.mark.parametrize("locks", [True, False])
