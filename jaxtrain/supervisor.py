@@ -26,7 +26,7 @@ Settings, from the environment:
 - RESTART_DELAY_S: seconds before a restart (2); four times as long before each next one in a row,
   up to five minutes: a full disk or a lost mount may take a while
 - SAVE_S: seconds that the other processes may take after one has ended with 0, 4, 75 or 130,
-  because they may still be saving (300)
+  because they may still be saving (300); another run in the directory may take as long to end
 - GRACE_S: the same after one has crashed (10)
 - KILL_S: seconds between SIGTERM and SIGKILL after that (20)
 
@@ -60,7 +60,7 @@ from jaxtrain.errors import (
     RunAgain,
     one_line,
 )
-from jaxtrain.storage import lock
+from jaxtrain.storage import lock, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import platform
 
@@ -343,6 +343,10 @@ class Launcher:
         if self.restarts == 0 or self.in_bucket:
             made = make_directory(self.directory)
             self.made = made if self.alone else []
+            if not self.in_bucket and not run_marker.is_run(self.directory):  # before logs are
+                names = os.listdir(self.directory)
+                if refusal := run_marker.refusal(str(self.output), "--output-dir", names):
+                    raise InputError(refusal)
             return True
         start, self.count = f"this is restart {self.restarts}, and", Count(NONE)
         if lost := self.look(start, started=False):
@@ -359,8 +363,8 @@ class Launcher:
             InputError: it has not ended.
         """
         end, waits = time.monotonic() + self.limits["SAVE_S"], False
-        while other := lock.holder(self.directory):
-            if time.monotonic() >= end or self.stopped_by is not None:
+        while self.stopped_by is None and (other := lock.holder(self.directory)):
+            if time.monotonic() >= end:
                 raise InputError(
                     f"another run is using {self.output} ({other}): wait until it ends, or stop it"
                 )

@@ -50,7 +50,8 @@ run_on() { # run_on RANK HOST: until its process has ended, also over several co
     local code began tries=0 restarts=0
     while began=$SECONDS code=0; do
         # A terminal, so that what is typed there becomes a signal, and its end becomes SIGHUP.
-        "${ssh[@]}" -tt -e none "$2" "$command RANK=$1 RESTARTS=$restarts $program" < <(keys 2>/dev/null) 2>&1 || code=$?
+        "${ssh[@]}" -tt -e none "$2" "$command RANK=$1 RESTARTS=$restarts $program" \
+            < <(keys 2>/dev/null) 2>&1 || code=$?
         ((SECONDS - began < 40)) || tries=60 # longer than ConnectTimeout: there was a connection
         ((code == 255 && tries-- > 0)) && [[ ! -e $work/stop.1 ]] || break
         echo "ssh.sh: the connection is lost: connecting again"
@@ -117,14 +118,8 @@ while [[ -n $(jobs -rp) ]]; do
     [[ " $* " == *" --doctor "* ]] || ((SECONDS - failed_at < ${GRACE_S:-10})) || : >"$work/stop.1"
 done
 
-mapfile -t codes <"$work/codes"
-code=0
-for ended in "${codes[@]}"; do
-    ((code)) || code=$ended # that of the first one
-done
+code=$(grep -m1 -vx 0 "$work/codes" || echo 0) # of the first host that failed
 ((code == 0)) || code=${stopped:-$code}
-for ended in "${codes[@]}"; do
-    [[ $ended != [24] ]] || code=$ended # a restart cannot help
-done
-((${#codes[@]} == ${#hosts[@]} || code)) || code=1
+code=$(grep -m1 -x '[24]' "$work/codes" || echo "$code") # a restart cannot help
+(($(wc -l <"$work/codes") == ${#hosts[@]} || code)) || code=1
 exit "$code"

@@ -176,9 +176,8 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> Decision:
     again = flags.again or bool(flags.launch and intent and flags.launch == intent.launch)
     told = _told(flags, shown)
     if intent is None and not recorded.spent:
-        note = f"{_flag(flags)}: no checkpoint to resume from, starting from scratch"
-        resumes = typed == "latest" or (again and typed is None)
-        return Decision(told, note=note if resumes and not flags.init_from else "")
+        note = "--resume latest: no checkpoint to resume from, starting from scratch"
+        return Decision(told, note if typed == "latest" and not flags.init_from else "")
     if again or typed == "latest":
         if recorded.spent or intent is None:
             return Decision(None)

@@ -189,16 +189,18 @@ def claim(place: Place, flag: str) -> str:
 def mark_copy(folder: Path, marker: str) -> None:
     """Makes a folder of the cache a copy of a run in a bucket, with the run's marker.
 
-    A copy of another run that was there before is deleted.
+    A copy of another run that was there before is deleted, but not what a launcher has begun.
 
     Raises:
         OSError: the disk does not let it.
     """
     place = Folder(folder)
-    if place.get(run_marker.NAME) != marker.encode():
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-        place.put(run_marker.NAME, marker.encode())
+    if place.get(run_marker.NAME) == marker.encode():
+        return
+    for name in run_marker.content_of(place.names("")):
+        path = folder / name
+        path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+    place.put(run_marker.NAME, marker.encode())
 
 
 class CheckpointStore:

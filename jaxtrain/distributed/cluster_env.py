@@ -1,8 +1,8 @@
 """Finds the processes of a run in the environment variables that launchers and schedulers set.
 
-jax reads SLURM and Open MPI itself, but its failures do not help: it mistakes the variables of an
-allocation for those of a task, waits minutes for the wrong host, and ends with a C++ stack trace.
-Here each variable is checked before anything waits for another process.
+jax reads SLURM's itself, but its failures do not help: it mistakes the variables of an allocation
+for those of a task, waits minutes for the wrong host, and ends with a C++ stack trace. Here each
+variable is checked before anything waits for another process.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from jaxtrain.distributed.key_value import announced
 from jaxtrain.errors import InputError
@@ -67,24 +66,28 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
     """Returns the processes of this run, or None if this is the only one.
 
     Tries in this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, and JAX_PROCESS_ID (or
-    JOB_COMPLETION_INDEX of a Kubernetes job instead of the last); Open MPI; a task that SLURM's
-    srun started; MPICH and its relatives (PMI); WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT,
-    which clouds set on each node. JAX_COORDINATOR_ADDRESS alone overrides the address of every
-    other scheme, and JAX_NUM_PROCESSES=1 means one process, whatever else is set. WORLD_SIZE=1 is
-    ignored.
+    JOB_COMPLETION_INDEX of a Kubernetes job instead of the last); a task that SLURM's srun started;
+    WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT, which clouds and ssh.sh set on each node.
+    JAX_COORDINATOR_ADDRESS alone overrides the address of every other scheme, and
+    JAX_NUM_PROCESSES=1 means one process, whatever else is set. WORLD_SIZE=1 is ignored. Processes
+    of mpirun and mpiexec are refused, because each would train alone.
 
     Args:
         environment: ``os.environ``. Empty variables count as unset.
 
     Raises:
-        InputError: variables are missing or contradict one another, or SLURM allocated several
-            tasks and this process is not one of them.
+        InputError: variables are missing or contradict one another, SLURM allocated several tasks
+            and this process is not one of them, or MPI started several processes.
     """
     given = {name: value for name, value in environment.items() if value}
     explicit = _explicit(given)
     if explicit is not None:
         return explicit if explicit.count > 1 else None
-    cluster = _mpi(given, _OPEN_MPI) or _slurm(given) or _mpi(given, _MPICH) or _world(given)
+    _refuse_mpi(given, "OMPI_COMM_WORLD_SIZE")
+    cluster = _slurm(given)
+    if cluster is None:
+        _refuse_mpi(given, "PMI_SIZE")
+        cluster = _world(given)
     if cluster is not None:
         return cluster if cluster.count > 1 else None
     if ADDRESS in given:
@@ -217,68 +220,12 @@ def _explicit(given: Mapping[str, str]) -> Cluster | None:
     )
 
 
-class _Names(NamedTuple):
-    """The variables of a launcher, for messages also how it is started and sets a variable."""
-
-    scheme: str
-    starter: str
-    export: str
-    size: str
-    rank: str
-    local_size: str
-    local_rank: str
-
-
-_OPEN_MPI = _Names(
-    *("Open MPI", "Open MPI's mpirun", "mpirun -x"),
-    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    *("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-)
-_MPICH = _Names(
-    *("MPI", "mpiexec", "mpiexec -genv"),
-    *("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
-)
-_PLATFORM = _Names(
-    *("WORLD_SIZE and RANK", "the platform", ""),
-    *("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
-)
-
-
-def _mpi(given: Mapping[str, str], names: _Names) -> Cluster | None:
-    if names.size not in given:
-        return None
-    count = _number(given, names.size, 1, None)
-    if count == 1:
-        return _alone()
-    _need(given, names.starter, names.size, (names.rank,))
-    # Where mpirun itself runs, up to Open MPI 4: "2914.0;tcp://10.0.0.1,10.1.0.1:34911;tcp6://..."
-    uri = given.get("OMPI_MCA_orte_hnp_uri", "")
-    mpirun = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,:\]]+)", uri)
-    # Its job numbers are multiples of 2^12; jax shifts them, too.
-    of_mpirun = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}" if mpirun else ""
-    coordinator, source = _given_or(given, of_mpirun, "OMPI_MCA_orte_hnp_uri")
-    if not coordinator:
+def _refuse_mpi(given: Mapping[str, str], size: str) -> None:
+    if _number(given, size, 1, None, default=1) > 1:
         raise InputError(
-            f"{names.size} is {count}, but no variable gives the address of process 0: add "
-            f"{names.export} {ADDRESS}=HOST:PORT with the host of process 0 and a free port"
+            f"{size} is {given[size]}, but MPI's processes are not detected: use a launcher in "
+            f"launch/, or set {ADDRESS}, {COUNT}, and {INDEX} for each process"
         )
-    return _of(given, names, count, coordinator, source)
-
-
-def _of(
-    given: Mapping[str, str], names: _Names, count: int, coordinator: str, source: str
-) -> Cluster:
-    local = _number(given, names.local_size, 1, None, default=1)
-    known = names.local_size in given or names is _PLATFORM
-    return Cluster(
-        scheme=names.scheme,
-        coordinator=coordinator,
-        source=source,
-        count=count,
-        index=_number(given, names.rank, 0, count, of=names.size),
-        hosts=-(-count // local) if known else None,
-        devices=_devices(given, _number(given, names.local_rank, 0, None, default=0), local),
-    )
 
 
 def _slurm(given: Mapping[str, str]) -> Cluster | None:
@@ -293,10 +240,9 @@ def _slurm(given: Mapping[str, str]) -> Cluster | None:
                 )
         return None
     count = _number(given, "SLURM_STEP_NUM_TASKS", 1, None)
-    # MPICH started this process within a step: its processes are not SLURM's tasks.
-    foreign = "MPI_LOCALNRANKS" in given and given.get("PMI_SIZE") != str(count)
-    if foreign:
-        return None
+    # Within a step, mpiexec may have started this process, which is not one of SLURM's tasks.
+    if "MPI_LOCALNRANKS" in given and given.get("PMI_SIZE") != str(count):
+        _refuse_mpi(given, "PMI_SIZE")
     if count == 1:
         return _alone()
     needed = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
@@ -308,7 +254,9 @@ def _slurm(given: Mapping[str, str]) -> Cluster | None:
         + 389 * _number(given, "SLURM_RESTART_COUNT", 0, None, default=0)
     )
     first = _first_host(given["SLURM_STEP_NODELIST"])
-    coordinator, source = _given_or(given, f"{first}:{_port(number)}", "SLURM_STEP_NODELIST")
+    coordinator, source = f"{first}:{_port(number)}", "SLURM_STEP_NODELIST"
+    if ADDRESS in given:
+        coordinator, source = _address(given, ADDRESS), ADDRESS
     index = _number(given, "SLURM_PROCID", 0, count, of="SLURM_STEP_NUM_TASKS")
     hosts = _number(given, "SLURM_STEP_NUM_NODES", 1, None, default=1)
     local = _tasks_of_node(given, _number(given, "SLURM_NODEID", 0, None, default=0))
@@ -329,23 +277,27 @@ def _world(given: Mapping[str, str]) -> Cluster | None:
     count = _number(given, "WORLD_SIZE", 1, None, cure="unset it to train with one process")
     names = ("RANK",) if ADDRESS in given else ("RANK", "MASTER_ADDR", "MASTER_PORT")
     _need(given, "the platform", "WORLD_SIZE", names)
-    coordinator, source = given.get(ADDRESS, ""), ADDRESS
-    if coordinator:
-        coordinator = _address(given, ADDRESS)
+    if ADDRESS in given:
+        coordinator, source = _address(given, ADDRESS), ADDRESS
     else:
         port = _number(given, "MASTER_PORT", 1, 65536)
         host = given["MASTER_ADDR"]
         coordinator = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         source = "MASTER_ADDR and MASTER_PORT"
-    return _of(given, _PLATFORM, count, coordinator, source)
+    local = _number(given, "LOCAL_WORLD_SIZE", 1, None, default=1)
+    return Cluster(
+        scheme="WORLD_SIZE and RANK",
+        coordinator=coordinator,
+        source=source,
+        count=count,
+        index=_number(given, "RANK", 0, count, of="WORLD_SIZE"),
+        hosts=-(-count // local),
+        devices=_devices(given, _number(given, "LOCAL_RANK", 0, None, default=0), local),
+    )
 
 
 def _alone() -> Cluster:
     return Cluster(scheme="", coordinator="", source="", count=1, index=0, hosts=1, devices=[])
-
-
-def _given_or(given: Mapping[str, str], coordinator: str, source: str) -> tuple[str, str]:
-    return (_address(given, ADDRESS), ADDRESS) if ADDRESS in given else (coordinator, source)
 
 
 def _need(given: Mapping[str, str], who: str, because: str, names: tuple[str, ...]) -> None:

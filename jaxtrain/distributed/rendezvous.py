@@ -27,21 +27,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import psutil
-
 from jaxtrain.distributed import cluster_env
 from jaxtrain.distributed.cluster_env import Cluster
 from jaxtrain.distributed.key_value import announced
 from jaxtrain.errors import InputError, RunAgain
 
-# How long to retry while something else answers at the address, such as a run that is ending.
-_FOREIGN_S = 60.0
 # Wait after all are present: two processes with the same number mostly arrive at the same time.
 _LINGER_S = 1.0
 # Wait after an error, so that processes that arrive late get it, too.
 _LATE_S = 5.0
 _LOOK_EVERY_S = 0.2
-_RETRY_FOREIGN_S = 1.0
 # An incomplete line that does not continue for this long is not of this protocol.
 _QUIET_S = 2.0
 _LINE_S = 10.0
@@ -94,7 +89,6 @@ def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
             # If another process 0 on this host already listens, call that one.
             listener = _listen(cluster, environment) if cluster.index == 0 else None
             call.listens = listener is not None
-            call.waits_for = call.blocked()
             answer = call.attempt() if listener is None else _serve(cluster, listener, call)
     if answer.message:
         raise (RunAgain if answer.again else InputError)(answer.message)
@@ -109,32 +103,30 @@ class _Call:
 
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
         self._cluster = cluster
-        self._foreign_since: float | None = None
         self.patience_s = patience_s
         self.deadline = time.monotonic() + patience_s
         self.id = secrets.token_hex(8)
         self.ended = threading.Event()  # stops the thread of process 0 that calls itself
         self.listens = False  # whether this is process 0 and listens at the port
-        self.waits_for = ""
+        self.waits_for = f"process 0 at {cluster.coordinator}"
 
     def attempt(self) -> _Answer | None:
         """Calls once; returns the answer, an error after the deadline, or None to try again."""
-        foreign = False
+        cluster = self._cluster
         try:
             return self._once()
         except OSError as error:  # such as process 0 not listening yet, or being restarted
-            taken = self._cluster.index == 0 and not self.listens
+            taken = cluster.index == 0 and not self.listens
             what = self._in_use() if taken else self._not_found(error.strerror or str(error))
-            self._foreign_since = None
-        except _Foreign:
-            what, foreign = self._in_use(), True
-            self._foreign_since = self._foreign_since or time.monotonic()
-        now, since = time.monotonic(), self._foreign_since
+            waits_for = f"process 0, which does not answer at {cluster.coordinator}"
+        except _Foreign:  # such as jax's service of a run that is ending
+            what = self._in_use()
+            waits_for = f"process 0 at {cluster.coordinator}: another program answers there"
         if not self.listens:
-            self.waits_for = self.blocked(foreign)
-        if now > self.deadline or (since is not None and now - since > _FOREIGN_S):
+            self.waits_for = waits_for
+        if time.monotonic() > self.deadline:
             return _Answer(what, again=True, heard=False)
-        self.ended.wait(_RETRY_FOREIGN_S if foreign else _LOOK_EVERY_S)
+        self.ended.wait(_LOOK_EVERY_S)
         return None
 
     def _once(self) -> _Answer:
@@ -155,27 +147,11 @@ class _Call:
             raise _Foreign
         return _Answer(_printable(message), again, heard=True)
 
-    def blocked(self, foreign: bool = False) -> str:
-        """Describes what a call that has not reached process 0 waits for.
-
-        Args:
-            foreign: whether another program answered at the address.
-        """
-        cluster = self._cluster
-        if cluster.index == 0 and not self.listens:
-            owner = _owner(cluster.port)
-            return f"port {cluster.port}, which {owner or 'another program'} holds on this host"
-        if foreign:
-            return f"process 0 at {cluster.coordinator}: another program answers there"
-        return f"process 0, which does not answer at {cluster.coordinator}"
-
     def _in_use(self) -> str:
         cluster = self._cluster
-        owner = _owner(cluster.port) if cluster.index == 0 else None
         return (
-            f"{cluster.coordinator} (from {cluster.source}) is in use"
-            f"{f' by {owner}' if owner else ''}, but not by a "
-            f"run that waits for process {cluster.index} of {cluster.count}: either the last run "
+            f"{cluster.coordinator} (from {cluster.source}) is in use, but not by a run that waits "
+            f"for process {cluster.index} of {cluster.count}: either the last run "
             f"has not ended, or this run is complete and another process is process "
             f"{cluster.index} too, or another program uses the port: end it, or use another port"
         )
@@ -369,20 +345,6 @@ def _server(host: str, port: int, family: socket.AddressFamily) -> socket.socket
         server.close()
         raise
     return server
-
-
-def _owner(port: int) -> str | None:
-    """Names the process that listens at a port of this host; None if the system hides it."""
-    with contextlib.suppress(psutil.Error, OSError):  # processes of other users, or gone
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and connection.laddr.port == port
-                and connection.pid
-            ):
-                name = psutil.Process(connection.pid).name()
-                return f"{_printable(name)} (process {connection.pid})"
-    return None
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,15 @@ from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
 from jaxtrain.checkpoint.pointer import Damaged
-from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Place, most_kept
+from jaxtrain.checkpoint.store import (
+    BucketFolder,
+    CheckpointStore,
+    Folder,
+    Place,
+    mark_copy,
+    most_kept,
+)
+from jaxtrain.storage import run_marker
 from jaxtrain.storage.bucket import Bucket
 
 
@@ -158,6 +166,19 @@ def test_only_files_that_nothing_points_to_are_deleted(
     assert store.folders() == [kept]
     assert {store.place.get(name) for name in of_user} == {b"mine"}
     assert store.place.get(f"{lost}/state/_METADATA") is None
+
+
+def test_a_copy_of_another_run_is_replaced(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    mark_copy(copy, small_checkpoint.marker().decode())
+    for name in ("metrics.jsonl", "checkpoints/4.json", "log.1.txt"):
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text("old")
+    mark_copy(copy, small_checkpoint.marker().decode())
+    assert (copy / "metrics.jsonl").exists()
+    mark_copy(copy, run_marker.new())
+    # The log is of a launcher, which has opened it before.
+    assert {path.name for path in copy.iterdir()} == {"log.1.txt", run_marker.NAME}
 
 
 def test_files_of_a_damaged_pointer_are_not_deleted(store: CheckpointStore, tmp_path: Path) -> None:

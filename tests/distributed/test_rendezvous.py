@@ -5,8 +5,6 @@ import gc
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -119,26 +117,31 @@ def test_missing_processes_are_named_to_all(
     assert "the other processes; this one has reached process 0 at 127.0.0.1" in second
 
 
-@pytest.mark.long
-def test_the_program_that_holds_the_port_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_program_that_holds_the_port_is_reported(
+    index: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program accepts connections, but sends nothing."""
-    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 3.0)
-    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0))"
-    code += "; print(s.getsockname()[1], flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        port = int(other.stdout.readline())
-        (error,) = outcomes([member(0, 2, port)], patience_s=4)
-        other.kill()
-    named = f"(process {other.pid})"
+    """While this process waits, and in the error."""
+    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.7)
+    with listening(b"SSH-2.0-x\r\n") as port:
+        (error,) = outcomes([member(index, 2, port)], patience_s=2)
     assert isinstance(error, RunAgain)
-    assert "is in use by python" in str(error)
-    assert named in str(error)
-    (line,) = (one for one in capsys.readouterr().err.splitlines() if one.startswith("waiting"))
-    assert f"port {port}, which python" in line
-    assert named in line
+    assert f"127.0.0.1:{port} (from TEST) is in use" in str(error)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("waiting")]
+    assert f"process 0 at 127.0.0.1:{port}: another program answers there" in lines[0]
+
+
+def test_a_run_that_is_ending_delays_the_next_one() -> None:
+    """Its service holds the port meanwhile; the processes of the next run meet afterwards."""
+    with listening(b"\x00\x00\x12\x04\x00\x00") as port:
+        results: list[Exception | None] = []
+        members = [member(index, 2, port) for index in range(2)]
+        run = threading.Thread(target=lambda: results.extend(outcomes(members)))
+        run.start()
+        time.sleep(3)
+        assert not results
+    run.join(60)
+    assert results == [None, None]
 
 
 @pytest.mark.parametrize(

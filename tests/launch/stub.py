@@ -32,7 +32,10 @@ attempt=$(($(wc -l <"$STUBS/calls.$index") + 1))
     printf '%s|' "${JAX_LOCAL_DEVICE_IDS-}" "$@"
     echo
 } >>"$STUBS/calls.$index"
-save() { mkdir -p run/checkpoints && echo {} >"run/checkpoints/$1.json"; }
+save() {
+    mkdir -p run/checkpoints && echo {} >"run/checkpoints/$1.json"
+    echo '{"jaxtrain": "run", "format": 5, "id": "0123456789abcdef"}' >run/jaxtrain-run.json
+}
 stopped() { touch "$STUBS/ready.$index"; while :; do sleep 0.05; done; }
 source "$STUBS/plan"
 play "$index" "$attempt"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkpoint import small_checkpoint
 from launch.stub import Stubs
 from launch.test_slurm import BATCH
 from program import wait_for
@@ -252,7 +253,10 @@ def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
 
 
 def test_a_suspect_checkpoint_is_not_an_unavailable_disk(tmp_path: Path) -> None:
-    change = "mv run/checkpoints run/aside"
+    change = (
+        "mkdir -p run/aside; mv run/checkpoints/18.json run/aside/18-0123456789abcdef.json; "
+        "echo suspect: step 20 > run/aside/18-0123456789abcdef.txt"
+    )
     plan = f"play() {{ (($2 < 3)) || exit 0; (($2 == 1)) && save 18 || {{ {change}; }}; exit 75; }}"
     stubs = Stubs(tmp_path, plan)
     code, _, err = stubs.run("local.sh", "1", *RUN)
@@ -348,10 +352,20 @@ def used(directory: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
+def test_a_folder_of_a_user_is_refused_before_a_log_is_written(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    (tmp_path / "run/data").mkdir(parents=True)
+    code, _, err = stubs.run("local.sh", "2", *RUN)
+    assert code == 2
+    assert "--output-dir run is not empty and not a run of this version" in err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+    assert not list(stubs.stubs.glob("calls.*"))
+
+
 def test_a_second_launcher_of_a_run_is_refused(tmp_path: Path) -> None:
     """The checkpoints of the first would count as its own progress."""
     stubs = Stubs(tmp_path, "play() { :; }")
-    (tmp_path / "run").mkdir()
+    small_checkpoint.mark(tmp_path / "run")
     with used(tmp_path) as first:
         for script, more in (
             ("local.sh", {}),
@@ -380,7 +394,7 @@ def test_a_second_launcher_of_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_launcher_waits_for_a_run_that_is_saving(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
-    (tmp_path / "run").mkdir()
+    small_checkpoint.mark(tmp_path / "run")
     with used(tmp_path) as first, stubs.start("local.sh", "1", *RUN) as launcher:
         assert launcher.stderr is not None
         assert "waiting until the run in run ends (process" in launcher.stderr.readline()
