@@ -428,7 +428,7 @@ class Ordeal:
             self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
         for kind, numbers in (("checkpoints", steps), ("best", best)):
             for step in set(numbers) - damaged:
-                if why := stored.fetch(kind, step, copy / "fetched"):
+                if why := stored.fetch(pointer.name_of(kind, step), copy / "fetched"):
                     self._problems.append(f"{kind}/{step} in the bucket is damaged: {why}")
                 else:
                     self._compare_arrays(copy / "fetched" / kind / f"{step}.json")
