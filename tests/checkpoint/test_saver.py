@@ -551,7 +551,7 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
     uploads[0].close()
     reader = tmp_path / "reader"
     for _ in range(2):  # a fetch may be interrupted
-        assert RemoteRun(bucket, print).fetch("checkpoints", 4, reader) == ""
+        assert RemoteRun(bucket, print).fetch("checkpoints/4.json", reader) == ""
     state = make_state(4)
     same(restore(reader / "checkpoints/4.json", target_of(state, mesh_of(4))), state)
 
