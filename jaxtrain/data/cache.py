@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.data import bucket_folders
+from jaxtrain.data.bucket_folders import MANIFEST
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, bucket_folders, lock, run_marker
+from jaxtrain.storage import addresses, lock, run_marker
 from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
-from jaxtrain.storage.bucket_folders import MANIFEST
 from jaxtrain.storage.disks import disk_trouble
 
 CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"

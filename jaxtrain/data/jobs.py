@@ -30,10 +30,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from jaxtrain.data import cache
+from jaxtrain.data import bucket_folders, cache
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_folders, disks, lock, run_marker
+from jaxtrain.storage import addresses, atomic, disks, lock, run_marker
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say

@@ -26,8 +26,9 @@ from typing import Any
 import obstore
 from obstore.store import HTTPStore
 
+from jaxtrain.data import bucket_folders
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses, bucket_folders
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble
 

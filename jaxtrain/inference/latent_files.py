@@ -21,7 +21,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
-from jaxtrain.storage import tensor_stream
+from jaxtrain.inference import tensor_stream
 
 if TYPE_CHECKING:
     from jaxtrain.inference.video import Autoencoder  # takes seconds, because of jax

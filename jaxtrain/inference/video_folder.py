@@ -9,11 +9,10 @@ from typing import Any
 import jax
 
 from jaxtrain.config import Precision
-from jaxtrain.data import engines, jobs, worker_count
+from jaxtrain.data import engines, jobs, listing, worker_count
 from jaxtrain.errors import InputError
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
-from jaxtrain.storage import listing
 
 Work = Callable[[Autoencoder, Path, Path, Callable[[], None]], dict[str, Any]]
 """(model, source, target, stop check) -> what the record states about the result.

@@ -354,7 +354,6 @@ class Ordeal:
             with contextlib.suppress(OSError, shutil.Error, ValueError):
                 data = json.loads(kept.read_text())["data"]
                 shutil.copytree(self._directory / data, copy / data)
-                (copy / "checkpoints").mkdir()
                 self._copies.append(Path(shutil.copy(kept, copy / "checkpoints")))
                 return
 
@@ -383,11 +382,12 @@ class Ordeal:
                 left = verdicts.leftovers(folder)
                 if left:
                     self._problems.append(f"temporary files in {folder.name}: {', '.join(left)}")
-            if unused := CheckpointStore(Folder(self._directory)).unused():
+            store = CheckpointStore(Folder(self._directory))
+            if unused := store.unused():
                 self._problems.append(f"nothing points to {', '.join(unused)}")
-            for step in self._striker.to_be_found:
-                if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}.json")):
-                    self._problems.append(f"the damage to checkpoint {step} was not detected")
+            detected = {int(name.partition("-")[0]) for name in verdicts.damaged(store)}
+            for step in sorted(self._striker.to_be_found - detected):
+                self._problems.append(f"the damage to checkpoint {step} was not detected")
             steps = self._watch.complete()
             if STEPS not in steps:
                 self._problems.append(f"no checkpoint of the last step, only {steps}")
@@ -428,7 +428,7 @@ class Ordeal:
             self._problems.append(f"the best checkpoint is {best} instead of {wanted}")
         for kind, numbers in (("checkpoints", steps), ("best", best)):
             for step in set(numbers) - damaged:
-                if why := stored.fetch(kind, step, copy / "fetched"):
+                if why := stored.fetch(pointer.name_of(kind, step), copy / "fetched"):
                     self._problems.append(f"{kind}/{step} in the bucket is damaged: {why}")
                 else:
                     self._compare_arrays(copy / "fetched" / kind / f"{step}.json")

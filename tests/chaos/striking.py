@@ -14,6 +14,8 @@ from chaos.launched import Launched, send
 from chaos.watch import Watch
 from storage.bucket_server import Server
 
+from jaxtrain.checkpoint.pointer import step_of
+
 _LIST_EVERY_S = 0.5
 
 
@@ -33,8 +35,8 @@ class Stored:
     def complete(self) -> list[int]:
         """Returns the steps of the checkpoints, ascending."""
         if time.monotonic() - self._listed_at >= _LIST_EVERY_S:
-            names = map(Path, self._server.sizes(f"{self._run}/checkpoints"))
-            self._steps = sorted(int(name.stem) for name in names)
+            steps = map(step_of, self._server.sizes(f"{self._run}/checkpoints"))
+            self._steps = sorted(step for step in steps if step is not None)
             self._listed_at = time.monotonic()
         return self._steps
 
@@ -50,11 +52,13 @@ class Stored:
     def damage(self, step: int, kind: str, rng: random.Random) -> str:
         """Damages a checkpoint; see :func:`chaos.damage.damage`."""
         shutil.rmtree(self._place, ignore_errors=True)
-        data = json.loads(self.pointer(step))["data"]
-        for folder in ("checkpoints", data):
-            self._server.download(f"{self._run}/{folder}", self._place / folder)
+        content = self.pointer(step)
+        data = json.loads(content)["data"]
+        self._server.download(f"{self._run}/{data}", self._place / data)
+        copy = self._place / f"checkpoints/{step}.json"
+        copy.write_bytes(content)
         before = _contents(self._place)
-        done = damage(self._place / f"checkpoints/{step}.json", kind, rng)
+        done = damage(copy, kind, rng)
         after = _contents(self._place)
         for name in before:
             if name not in after:

@@ -17,6 +17,7 @@ from program import wait_for
 from storage.bucket_server import Server
 
 from jaxtrain.checkpoint import pointer
+from jaxtrain.checkpoint.store import CheckpointStore, Folder
 
 STEPS = 4
 
@@ -118,6 +119,17 @@ def test_leftovers_of_a_run_are_detected(tmp_path: Path) -> None:
     ]
 
 
+def test_detected_damage_does_not_hide_leftovers(tmp_path: Path) -> None:
+    checkpoints = [write_checkpoint(tmp_path, step) for step in (4, 8)]
+    damage(checkpoints[1], "empty", random.Random(0))
+    (tmp_path / "checkpoints/.x.partial").write_text("")
+    store = CheckpointStore(Folder(tmp_path))
+    assert verdicts.damaged(store) == []
+    store.set_aside("checkpoints", 8, "damaged", "its pointer is empty")
+    assert [name.partition("-")[0] for name in verdicts.damaged(store)] == ["8"]
+    assert verdicts.leftovers(tmp_path) == ["checkpoints/.x.partial"]
+
+
 def test_a_seed_determines_the_plan() -> None:
     plans = [plan(seed, 1) for seed in range(300)]
     assert plans == [plan(seed, 1) for seed in range(300)]
@@ -205,7 +217,6 @@ def test_phases_are_determined_from_the_output(tmp_path: Path) -> None:
     assert after() == "save"
     (data / "state.orbax-checkpoint-tmp-0").rename(data / "state")
     assert after() == "commit"
-    (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/1.json").write_text("{}")
     assert after("step 2/4 | loss 5", step=2) == "evaluation"
     assert after("step 2/4 | validation", **{"step": 2, "val/loss": 5.0}) == "steps"

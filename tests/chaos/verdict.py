@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 
 # Endings of metrics that differ between any two runs: times and hardware readings.
@@ -57,18 +58,23 @@ def leftovers(directory: Path) -> list[str]:
     """
     found = []
     store = CheckpointStore(Folder(directory))
-    damaged = [
-        directory / store.folder_of(f"aside/{name}.json")
-        for name in store.asides()
-        if store.why_aside(name).startswith("damaged")
+    folders = [
+        directory / folder
+        for name in damaged(store)
+        if (folder := store.folder_of(f"{pointer.ASIDE}/{name}.json"))  # "" for half a pointer
     ]
     for path in sorted(directory.rglob("*")):
-        if any(path.is_relative_to(folder) for folder in damaged):
+        if any(path.is_relative_to(folder) for folder in folders):
             continue
         hidden = path.name.startswith(".") and path.name != _LOCK
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
     return found
+
+
+def damaged(store: CheckpointStore) -> list[str]:
+    """Returns the names of the checkpoints in ``aside/`` that the run found damaged."""
+    return [name for name in store.asides() if store.why_aside(name).startswith(pointer.DAMAGED)]
 
 
 def same_arrays(reference: Path, checkpoint: Path) -> str:
@@ -91,7 +97,6 @@ def _arrays(checkpoint: Path) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxtrain.checkpoint import pointer
     from jaxtrain.checkpoint.restore import restore
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -513,6 +513,8 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
+    for name in ("0", "1"):
+        small_checkpoint.mark(tmp_path / name)
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     started = [
         subprocess.Popen(
@@ -541,7 +543,7 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
     assert arrays == [{"ocdbt.process_0"}, {"ocdbt.process_1"}]
     # In a bucket, they are a checkpoint, which any number of devices restores.
     bucket = Bucket("s3://bucket/run", MemoryStore())
-    bucket.put(run_marker.NAME, (tmp_path / "0" / run_marker.NAME).read_bytes())
+    bucket.put(run_marker.NAME, small_checkpoint.marker())
     uploads = [Uploader(bucket, tmp_path / name, say=print) for name in ("0", "1")]
     uploads[0].claim()
     uploads[1]._process, uploads[1]._first = 1, False

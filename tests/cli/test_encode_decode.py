@@ -21,8 +21,8 @@ from jaxtrain.cli import command_line
 from jaxtrain.data import engines, jobs
 from jaxtrain.data.video import reading, writing
 from jaxtrain.errors import InputError
+from jaxtrain.inference import tensor_stream
 from jaxtrain.inference import video as autoencoding
-from jaxtrain.storage import tensor_stream
 
 
 @pytest.fixture(scope="module")

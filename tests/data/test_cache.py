@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 import pytest
 from obstore.store import MemoryStore
 
-from jaxtrain.data import cache
+from jaxtrain.data import bucket_folders, cache
 from jaxtrain.data.cache import MANIFEST
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import bucket_folders, disks
+from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 

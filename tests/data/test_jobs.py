@@ -16,9 +16,8 @@ import pytest
 from launch.hosts import wait_for
 from obstore.store import MemoryStore
 
-from jaxtrain.data import engines, jobs
+from jaxtrain.data import bucket_folders, engines, jobs
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
 
 ONE = engines.Threads(1)

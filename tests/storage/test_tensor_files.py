@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.storage import tensor_files, tensor_stream
+from jaxtrain.inference import tensor_stream
+from jaxtrain.storage import tensor_files
 
 
 def forge(path: Path, header: Any, data: bytes = b"") -> Path:

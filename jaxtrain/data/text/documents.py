@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from jaxtrain import versions
+from jaxtrain.data import bucket_folders, listing
 from jaxtrain.data.text import hub_datasets
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic, bucket_folders, listing
+from jaxtrain.storage import addresses, atomic
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
@@ -252,7 +253,8 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
     if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
     elif os.path.isdir(given):
-        listing.check_not_in_run(given, flag)
+        if problem := listing.in_run(given, flag):
+            raise InputError(problem)
         base, paths = given, list(listing.files(given, say))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtrain.config import invocation
-from jaxtrain.data import cache, splits
+from jaxtrain.data import cache, hub_errors, splits
 from jaxtrain.errors import InputError
-from jaxtrain.storage import hub_errors
 from jaxtrain.terminal import Say
 
 PREFIX = "hf:"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.config import bounds
-from jaxtrain.data import cache, jobs, mixture, quarantine, splits
+from jaxtrain.data import cache, jobs, listing, mixture, quarantine, splits
 from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.engines import Engine
 from jaxtrain.data.source import Source, Sources
@@ -36,6 +36,7 @@ from jaxtrain.data.text.shards import Made, Recipe, Shard
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
@@ -174,8 +175,12 @@ class Text(DataConfig):
         named = [("--data.path", self.path), ("--data.val_path", self.val_path)]
         named += [("--data.more_paths", more) for more in self.more_paths]
         for flag, path in named:
-            if path is not None and not hub_datasets.is_named(path) and documents.is_absent(path):
-                listed.append(Problem(documents.absent(flag, path), flag.removeprefix("--")))
+            if path is None or hub_datasets.is_named(path) or addresses.is_address(path):
+                continue
+            problem = documents.absent(flag, path) if documents.is_absent(path) else ""
+            problem = problem or listing.in_run(expanded(path).absolute(), flag)
+            if problem:
+                listed.append(Problem(problem, flag.removeprefix("--")))
         if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
             listed.append(
                 Problem(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxtrain.config import bounds, invocation
-from jaxtrain.data import cache, quarantine
+from jaxtrain.data import cache, listing, quarantine
 from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
@@ -256,8 +256,12 @@ class Config(DataConfig):
             )
         problems += self._crop_problems(model)
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
-            if path is not None and video_files.is_absent(path):
-                problems.append(Problem(video_files.absent(flag, path), flag.removeprefix("--")))
+            if path is None or addresses.is_address(path):
+                continue
+            problem = video_files.absent(flag, path) if video_files.is_absent(path) else ""
+            problem = problem or listing.in_run(expanded(path).absolute(), flag)
+            if problem:
+                problems.append(Problem(problem, flag.removeprefix("--")))
         return problems
 
     def _crop_problems(self, model: Any) -> Iterator[str]:

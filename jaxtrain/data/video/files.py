@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import jobs, remote
+from jaxtrain.data import bucket_folders, jobs, listing, remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
-from jaxtrain.storage import addresses, bucket_folders, disks, listing
+from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
 SUFFIXES = frozenset((".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gif", ".ivf"))
@@ -182,7 +182,8 @@ def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Vid
     top = expanded(path).absolute()
     suffix = top.suffix.lower()
     if os.path.isdir(top):
-        listing.check_not_in_run(top, flag)
+        if problem := listing.in_run(top, flag):
+            raise InputError(problem)
         files, ignored = [], collections.Counter[str]()
         for file in listing.files(top, say):
             if file.suffix.lower() in _KNOWN:

@@ -14,11 +14,10 @@ import pytest
 from data.text.small_text import Model, silent
 from obstore.store import LocalStore
 
-from jaxtrain.data import engines
+from jaxtrain.data import bucket_folders, engines
 from jaxtrain.data.text import Masked, documents, shards
 from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 URL = "s3://texts/corpus"

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.data import jobs
+from jaxtrain.data import bucket_folders, jobs
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
-from jaxtrain.storage import bucket_folders
 
 
 def _touch(folder: Path, *names: str) -> None:

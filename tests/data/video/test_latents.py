@@ -14,10 +14,10 @@ import pytest
 from data.video import sample_videos as sample
 from obstore.store import LocalStore
 
-from jaxtrain.data import cache, engines, jobs
+from jaxtrain.data import bucket_folders, cache, engines, jobs
 from jaxtrain.data.video import encode_latents, latents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.storage import bucket_folders, disks
+from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket
 
 SHAPE = (2, 8, 12, 3)

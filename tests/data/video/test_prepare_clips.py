@@ -13,12 +13,12 @@ from data.video import sample_videos as sample
 from obstore.store import MemoryStore
 from storage import file_server
 
-from jaxtrain.data import engines, jobs
+from jaxtrain.data import bucket_folders, engines, jobs
 from jaxtrain.data.video import decode, packets, pieces, prepare_clips
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.storage import bucket_folders, disks
+from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket
 
 SMALL = Settings(

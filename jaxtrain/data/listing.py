@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from jaxtrain.errors import InputError
 from jaxtrain.storage import disks, run_marker
 
 
@@ -55,18 +54,16 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
         )
 
 
-def check_not_in_run(path: Path, flag: str) -> None:
-    """Refuses a folder of data that is a run directory or in one.
-
-    Raises:
-        InputError: it is.
-    """
-    if (run := run_marker.run_above(path)) is not None:
-        where = "is a run directory" if run == path else f"is in the run directory {run}"
-        raise InputError(
-            f"{flag} {path} {where}, whose files are not data and change during the run: pass "
-            "another folder"
-        )
+def in_run(path: Path, flag: str) -> str:
+    """Returns why a folder is not data because it is a run directory or in one; "" if it is not."""
+    run = run_marker.run_above(path) if path.is_dir() else None
+    if run is None:
+        return ""
+    where = "is a run directory" if run == path else f"is in the run directory {run}"
+    return (
+        f"{flag} {path} {where}, whose files are not data and change during the run: pass another "
+        "folder"
+    )
 
 
 class NotData:
@@ -111,4 +108,5 @@ class NotData:
                 words[kind][0] if count == 1 else f"{count:,} {words[kind][1]}"
                 for kind, count in sorted(counts.items(), reverse=True)
             )
-            say(f"skipped {shown} below {self._top}, such as {min(self._kinds)}")
+            such_as = ":" if len(self._kinds) == 1 else f" below {self._top}, such as"
+            say(f"skipped {shown}{such_as} {min(self._kinds)}")

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from checkpoint import small_checkpoint
 
+from jaxtrain.data import listing
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
-from jaxtrain.storage import listing, run_marker
+from jaxtrain.storage import run_marker
 
 
 @pytest.fixture
