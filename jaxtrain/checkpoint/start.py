@@ -4,7 +4,7 @@ A start is a function of the flags and of what is in the run directory or bucket
 there has the *intent*: what the run was told to start from. It is written when the directory is
 locked, before anything slow. It is *spent* once a checkpoint that was saved since is complete: each
 has the intent's id in its metadata. So a run that is killed at any moment starts again from what it
-was told, or continues its own checkpoints; launchers add ``--again`` to the same command.
+was told, or continues its own checkpoints; launchers repeat the same command, or add ``--again``.
 
 =================================  =================================  ============================
 flags                              the intent is unspent              it is spent
@@ -16,8 +16,8 @@ none                               refused, except for a new run      refused
 ``--resume STEP``                  that step                          goes back to that step again
 =================================  =================================  ============================
 
-A directory without a start does what the flags say. A launch that a scheduler starts again, such as
-a requeued job, has the same ``$JAXTRAIN_LAUNCH``, which counts as ``--again``.
+A directory without a start does what the flags say. All starts of a launcher or of a scheduler's job
+have the same ``$JAXTRAIN_LAUNCH``, which counts as ``--again`` once a start has recorded it.
 
 What the words mean: the *newest* is the newest intact checkpoint in ``checkpoints/``, or else in
 ``best/``; damaged ones are moved to ``aside/``. With only damaged or suspect ones, the run is
