@@ -16,8 +16,8 @@ none                               refused, except for a new run      refused
 ``--resume STEP``                  that step                          goes back to that step again
 =================================  =================================  ============================
 
-A directory without a start does what the flags say. All starts of a launcher or of a scheduler's job
-have the same ``$JAXTRAIN_LAUNCH``, which counts as ``--again`` once a start has recorded it.
+A directory without a start does what the flags say. All starts of a launcher, or of a scheduler's
+job, have the same ``$JAXTRAIN_LAUNCH``, which counts as ``--again`` once a start has recorded it.
 
 What the words mean: the *newest* is the newest intact checkpoint in ``checkpoints/``, or else in
 ``best/``; damaged ones are moved to ``aside/``. With only damaged or suspect ones, the run is
