@@ -12,9 +12,10 @@ and 130 Ctrl-C or loop.max_hours end the launcher. After 75 (temporary failure) 
 crash, a SIGKILL) it ends all processes and runs the same command again.
 
 The arguments are passed on unchanged, with ``--again`` where the run may have started before: then
-the run continues what it has begun. That is every start but the first one with your own
-``--resume``. JAXTRAIN_LAUNCH names the launch, which the run compares: a start may have ended
-before it was recorded, and a scheduler may start a launcher again that knows nothing of it.
+the run continues what it has begun. Your own ``--resume`` is different, as a start that is killed
+early has recorded nothing, and the next one must do the same. So all starts of a launch have one
+name in JAXTRAIN_LAUNCH, such as that of SLURM's job, which the run records and compares. Where the
+name is unknown, all starts with ``--resume`` but the first have ``--again``.
 
 With ``--doctor`` among its arguments, a launcher does not train. It runs ``doctor`` once on every
 host and ends with the highest exit code: 0 if a run can start, 1 if there are problems.
@@ -376,7 +377,7 @@ class Launcher:
         """Runs all processes until the run has ended; returns the exit code."""
         self.count = Count(self.newest())
         again = self.restarts > 0
-        if not again:
+        if not again:  # else the name of the starts before is unknown
             os.environ.setdefault(LAUNCH, f"{self.script}-{secrets.token_hex(8)}")
         while True:
             if self.has_first:
@@ -491,13 +492,14 @@ class Launcher:
         return NOTHING
 
     def arguments_of_start(self, *, again: bool) -> list[str]:
-        """Returns the user's arguments, with ``--again`` unless the first start has a ``--resume``.
+        """Returns the user's arguments, with ``--again`` if that is right for each start.
 
         Args:
             again: whether there was a start before.
         """
-        first = not again and option("--resume", self.arguments) is not None
-        return [*self.arguments, *([] if first or _AGAIN in self.arguments else [_AGAIN])]
+        told = option("--resume", self.arguments) is not None
+        knows = told and (not again or bool(os.environ.get(LAUNCH)))
+        return [*self.arguments, *([] if knows or _AGAIN in self.arguments else [_AGAIN])]
 
     def may_start(self, code: int, end: str) -> bool:
         """Counts a start that has ended; returns whether another one may help.

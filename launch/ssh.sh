@@ -47,12 +47,15 @@ keys() { # types Ctrl-C on a host as often as asked, and if this script was kill
 }
 
 run_on() { # run_on RANK HOST: until its process has ended, also over several connections
-    local code began tries=0 restarts=0
+    local code began tries=0 restarts=0 reached
+    reached="touch$(quoted "$work/reached.$1")"
     while began=$SECONDS code=0; do
         # A terminal, so that what is typed there becomes a signal, and its end becomes SIGHUP.
-        "${ssh[@]}" -tt -e none "$2" "$command RANK=$1 RESTARTS=$restarts $program" \
-            < <(keys 2>/dev/null) 2>&1 || code=$?
-        ((SECONDS - began < 40)) || tries=60 # longer than ConnectTimeout: there was a connection
+        "${ssh[@]}" -tt -e none -o PermitLocalCommand=yes -o "LocalCommand=$reached" \
+            "$2" "$command RANK=$1 RESTARTS=$restarts $program" < <(keys 2>/dev/null) 2>&1 || code=$?
+        # Not of each short connection, or they might never end. 40 s: longer than ConnectTimeout.
+        ((restarts)) || [[ ! -e $work/reached.$1 ]] || tries=60
+        ((SECONDS - began < 40)) || tries=60
         ((code == 255 && tries-- > 0)) && [[ ! -e $work/stop.1 ]] || break
         echo "ssh.sh: the connection is lost: connecting again"
         restarts=1

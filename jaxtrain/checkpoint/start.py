@@ -4,7 +4,7 @@ A start is a function of the flags and of what is in the run directory or bucket
 there has the *intent*: what the run was told to start from. It is written when the directory is
 locked, before anything slow. It is *spent* once a checkpoint that was saved since is complete: each
 has the intent's id in its metadata. So a run that is killed at any moment starts again from what it
-was told, or continues its own checkpoints; launchers add ``--again`` to the same command.
+was told, or continues its own checkpoints; launchers repeat the same command, or add ``--again``.
 
 =================================  =================================  ============================
 flags                              the intent is unspent              it is spent

@@ -15,7 +15,7 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
-from jaxtrain.storage import addresses, bucket
+from jaxtrain.storage import addresses, bucket, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import run_directory
@@ -137,6 +137,8 @@ def _resume(resumed: str | None, output_dir: Path | None) -> Iterator[str]:
         return
     try:
         if not start.is_step(resumed):
+            if output_dir is not None and os.path.exists(output_dir / run_marker.NAME):
+                return  # a run that has its own checkpoints does not need this one again
             path = expanded(resumed)
             if not any(map(os.path.exists, (path, path.with_name(f"{path.name}.json")))):
                 resume.checkpoint_at(path, f"--resume {resumed}", lambda line: None)

@@ -34,7 +34,7 @@ from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
-from jaxtrain.errors import DONE, HOPELESS, InputError
+from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
 from jaxtrain.optim.build import rate_flag, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
@@ -251,9 +251,11 @@ def open_directory(
     stack.push(log.failed)  # before the uploader uploads log.txt for the last time
     if fit := fit_to_present_devices(run)[1]:
         say(fit)
-    if jax.process_index() == 0 and (aside := run_files.describe_aside(CheckpointStore(place))):
-        shown = shlex.quote(place.shown)
-        say(f"{aside}; to delete them: {invocation.program()} checkpoints {shown} --prune")
+    if jax.process_index() == 0:
+        with contextlib.suppress(OSError, RunAgain):  # it is not worth the end of a start
+            if aside := run_files.describe_aside(CheckpointStore(place)):
+                shown = shlex.quote(place.shown)
+                say(f"{aside}; to delete them: {invocation.program()} checkpoints {shown} --prune")
     return OpenedDirectory(path, place, mesh, uploader, begun, position)
 
 

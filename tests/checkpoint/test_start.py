@@ -176,19 +176,22 @@ def test_another_path_or_no_flag_is_refused_until_the_first_save(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("how", ["latest", "step", "again"])
+@pytest.mark.parametrize("how", ["latest", "step", "again", "launch"])
 def test_a_step_is_what_the_run_goes_back_to(run: Run, moment: str, how: str) -> None:
     """The defect: a launcher's restart continued from the step that was to be abandoned."""
     for _ in range(3):
         run.start(again=True)
     assert CheckpointStore(run.place).steps() == [2, 4, 6]
-    saved = killed(run, moment, "2")
-    flags: dict[str, Any] = {"again": {"resume": "2", "again": True}}.get(how, {"resume": how})
-    if how == "step":
-        flags = {"resume": "2"}
+    flags: dict[str, Any] = {
+        "latest": {"resume": "latest"},
+        "step": {"resume": "2"},
+        "again": {"resume": "2", "again": True},
+        "launch": {"resume": "2", "launch": "job 1"},
+    }[how]
+    saved = killed(run, moment, "2", **({"launch": "job 1"} if how == "launch" else {}))
     began = moment != "rendezvous"
     step = 4 if saved and how != "step" else 2
-    if not began and how != "step":
+    if not began and how in ("latest", "again"):
         step = 6  # nothing is recorded of that start
     assert run.start(**flags) == f"{run.place.shown}/checkpoints/{step}"
     if saved and how == "step":

@@ -321,7 +321,8 @@ def test_a_wrong_host_is_named(cluster: Cluster) -> None:
             code, output = launcher.wait()
     finally:
         hosts.write_text("n1\nn2\n")
-    assert code == 255, output
+    # 255 is ssh's own; 2 is of n1, to which n3 has no address either, if it gets to say so.
+    assert code in (2, 255), output
     assert "[n3] ssh: Could not resolve hostname n3" in output
     gone(cluster)
 

@@ -78,16 +78,18 @@ SSH = f"""\
 #!{sys.executable}
 import os, pty, sys, threading
 arguments = sys.argv[1:]
-options = []
+options, local = [], "true"
 while arguments[0].startswith("-"):
     options.append(arguments.pop(0))
     if options[-1] in ("-o", "-p", "-i", "-e"):
-        arguments.pop(0)
+        value = arguments.pop(0)
+        local = value.removeprefix("LocalCommand=") if value.startswith("Local") else local
 if "-G" in options:
     sys.exit(print("hostname 127.0.0.1"))
 host, command = arguments
 if host == "gone":
     sys.exit(print("ssh: connect to host gone: Connection refused", file=sys.stderr) or 255)
+os.system(local)
 with open(os.environ["STUBS"] + "/ssh." + host, "a") as file:
     file.write(str(os.getpid()) + "\\n")
 # A host has an environment of its own.

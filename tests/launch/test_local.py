@@ -141,14 +141,17 @@ def test_a_signal_ends_the_delay_before_a_restart(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 1
 
 
-def test_arguments_are_passed_unchanged_and_the_first_start_uses_the_users_resume(
-    tmp_path: Path,
-) -> None:
-    stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
+def test_all_starts_have_the_users_arguments_and_one_name(tmp_path: Path) -> None:
+    """A start with ``--resume`` that has recorded nothing must be repeated as it was."""
+    stubs = Stubs(tmp_path, "play() { echo $JAXTRAIN_LAUNCH >>names; (($2 > 1)) || exit 75; }")
     odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *', "--resume", "400")
     assert stubs.run("local.sh", "1", *odd)[0] == 0
-    assert [call[5:] for call in stubs.calls(0)] == [[*odd], [*odd, "--again"]]
+    assert [call[5:] for call in stubs.calls(0)] == [[*odd]] * 2
     assert (tmp_path / "a b").is_dir()
+    first, second = (tmp_path / "names").read_text().split()
+    assert first == second
+    assert stubs.run("local.sh", "1", *odd)[0] == 0
+    assert (tmp_path / "names").read_text().split()[-1] != first
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ def test_jaxtrain_detects_the_tasks_of_the_job(tmp_path: Path) -> None:
         assert stubs.calls(index)[0][5:] == [*RUN, "--again"]
 
 
-def test_only_a_requeued_job_continues_a_run_with_a_resume_of_its_own(tmp_path: Path) -> None:
+def test_all_starts_of_a_job_have_one_name_and_the_users_resume(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { echo $JAXTRAIN_LAUNCH >>names; exit 75; }")
     own = (*RUN, "--resume", "400")
     more = {"SLURM_CLUSTER_NAME": "big"}
     for start in ({}, {"SLURM_RESTART_COUNT": "1"}):
         assert submitted(stubs, *own, **more, **start)[0] == 0
-    assert [call[5:] for call in stubs.calls(0)] == [[*own], [*own, "--again"]]
+    assert [call[5:] for call in stubs.calls(0)] == [[*own]] * 2
     assert set((tmp_path / "names").read_text().split()) == {"slurm-big-1"}
 
 

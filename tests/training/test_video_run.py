@@ -59,7 +59,7 @@ def test_the_console_reports_the_run_and_the_next_commands(place: Path) -> None:
 def test_the_run_directory_has_its_files_and_metrics(place: Path) -> None:
     run = place / "run"
     assert json.loads((run / "config.json").read_text())["model"]["frames"] == 4
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["60.json"]
+    assert [path.name for path in (run / "checkpoints").glob("*.json")] == ["60.json"]
     assert len(list((run / "best").iterdir())) == 1
     found = records(run)
     assert sorted(found) == [1, 20, 30, 40, 60]
