@@ -199,7 +199,7 @@ def test_two_processes_with_a_step(folder: Path) -> None:
 
 
 def test_the_other_runs_checkpoint_is_gone_when_the_run_has_its_own(folder: Path) -> None:
-    """The other run goes on meanwhile, and keeps only its newest."""
+    """The other run continues meanwhile, and keeps only its newest."""
     place = Place(folder, [SPENT])
     place.kill("--resume", PATH)
     (folder / f"{PATH}.json").unlink()
