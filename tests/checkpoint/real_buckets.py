@@ -305,6 +305,38 @@ def test_files_of_a_user_in_the_bucket_stay_byte_for_byte(place: Path, server: S
     assert {name: server.read(f"shared/{name}") for name in files} == files
 
 
+@pytest.mark.parametrize("told", ["straight/checkpoints/12", "8"])
+def test_a_start_is_known_on_another_machine(place: Path, server: Server, told: str) -> None:
+    """Killed before its first save, a run in a bucket still starts from what it was told."""
+    name = f"told-{Path(told).name}"
+    for steps in (8, 12) if told == "8" else ():  # the last save of each is uploaded for certain
+        train(place, *arguments(name, steps), **server.variables)
+    flags = [*arguments(name, 16)[:-1], told]
+    hooks = Path(__file__).parent.parent / "launch" / "kills"
+    killed = place / f"kills-{name}"
+    for moment in ("open_sources", "compile_in_all_processes"):
+        killed.write_text(f"jaxtrain.training.setup:{moment} 0 1 SIGKILL\n")
+        found = run(
+            place,
+            *flags,
+            **server.variables,
+            KILLS=str(killed),
+            PYTHONPATH=f"{hooks}:{environment(place)['PYTHONPATH']}",
+        )
+        assert found.returncode == -signal.SIGKILL, found.stderr
+        server.delete(f"{name}/.lease")  # not to wait until it expires
+        shutil.rmtree(place / "cache" / "buckets")
+        flags[-1] = "latest"
+    text = train(place, *flags, **server.variables)
+    source = place / told if told != "8" else f"s3://{BUCKET}/{name}/checkpoints/8"
+    assert f"resumed from {source}: step {Path(told).name} of 16" in text
+    copy = place / f"copy-{name}"
+    server.files_of_run(name, copy)
+    first = 13 if told != "8" else 1
+    straight = losses(place / "straight")
+    assert losses(copy) == {step: straight[step] for step in range(first, 17)}
+
+
 def test_a_damaged_checkpoint_in_the_bucket_is_moved_there(
     place: Path, server: Server, proxy: FaultProxy
 ) -> None:
