@@ -65,8 +65,9 @@ def root(cache_dir: str | None) -> Path:
     """
     folder = path_of(cache_dir)
     try:
-        if not folder.is_dir():  # never a folder of the user, which backups would then skip
-            folder.mkdir(parents=True, exist_ok=True)
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        if is_new:  # never a folder of the user, which backups would then skip
             run_marker.mark_cache(folder)
         if not os.access(folder, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))

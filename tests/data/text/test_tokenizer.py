@@ -96,7 +96,7 @@ def test_the_tokenizer_of_a_model_is_found_beside_it(tmp_path: Path) -> None:
     assert tokenizer.of_source(run).get_vocab_size() == 200
     content = small_checkpoint.data_of(best) / "tokenizer.json"
     content.write_bytes(b"{" * content.stat().st_size)
-    with pytest.raises(InputError, match=r"data/3-\w+/tokenizer.json: not a tokenizer.json"):
+    with pytest.raises(InputError, match=r"files/3-\w+/tokenizer.json: not a tokenizer.json"):
         tokenizer.of_source(run)
     with pytest.raises(
         InputError, match=r"no tokenizer.json found in .*: pass a checkpoint or run"
