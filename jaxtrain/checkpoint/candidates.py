@@ -19,7 +19,7 @@ from jaxtrain.checkpoint.pointer import (
     Damaged,
 )
 from jaxtrain.checkpoint.remote import RemoteRun
-from jaxtrain.checkpoint.store import CheckpointStore, Folder
+from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
 from jaxtrain.storage.disks import reason
 from jaxtrain.terminal import Say
 
@@ -51,6 +51,11 @@ class CheckpointCandidates:
         if bucket_run is not None:
             self._store = CheckpointStore(bucket_run.store.place, say)
         self._verdicts: dict[str, str] = {}
+
+    @property
+    def place(self) -> Place:
+        """Returns the run directory or its bucket."""
+        return self._store.place
 
     @property
     def shown(self) -> str:

@@ -150,26 +150,16 @@ class Recorded:
         return cls(intent, newest, spent)
 
 
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """Where a run starts, before any checkpoint is read.
-
-    Attributes:
-        intent: that of this start; None if the run continues its newest checkpoint.
-        note: a line to print; "" if nothing needs to be said.
-    """
-
-    intent: Intent | None
-    note: str = ""
-
-
-def decide(flags: Flags, recorded: Recorded, shown: str) -> Decision:
-    """Applies the table above; a pure function.
+def decide(flags: Flags, recorded: Recorded, shown: str) -> tuple[Intent | None, str]:
+    """Applies the table above, before any checkpoint is read; a pure function.
 
     Args:
         flags: of this start.
         recorded: of earlier ones.
         shown: the run directory or its URL, for messages.
+
+    Returns:
+        The intent of this start, None if it continues its newest checkpoint; and a line to print.
 
     Raises:
         InputError: refused.
@@ -181,11 +171,11 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> Decision:
         again |= flags.again  # else the launch's first start has ended before it was recorded
     if intent is None and not recorded.spent:
         note = "--resume latest: no checkpoint to resume from, starting from scratch"
-        return Decision(told, note if typed == "latest" and not flags.init_from else "")
+        return told, note if typed == "latest" and not flags.init_from else ""
     if again or typed == "latest":
         if recorded.spent or intent is None:
-            return Decision(None)
-        return Decision(intent, _check_weights(intent, flags, shown))
+            return None, ""
+        return intent, _check_weights(intent, flags, shown)
     if typed is None:
         if recorded.newest is not None:
             raise InputError(
@@ -198,17 +188,23 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> Decision:
                 "no checkpoint of its own: continue with --resume latest, or choose another "
                 "directory"
             )
-        return Decision(told)
+        return told, ""
     if told.kind == "step":
         back = f"--resume {typed}: going back to step {typed} again" if recorded.spent else ""
-        return Decision(told, note=back if intent and intent.typed == told.typed else "")
+        return told, back if intent and intent.typed == told.typed else ""
     if recorded.spent:
         newest = "" if recorded.newest is None else f", the newest of which is {recorded.newest}"
-        return Decision(
-            None, note=f"--resume {typed}: {shown} continues with its own checkpoints{newest}"
+        return None, f"--resume {typed}: {shown} continues with its own checkpoints{newest}"
+    if (
+        intent is not None
+        and intent.kind == "checkpoint"
+        and told.typed.removesuffix(".json")
+        in (
+            intent.typed.removesuffix(".json"),
+            intent.source,
         )
-    if intent is not None and intent.kind == "checkpoint" and told.typed in _names_of(intent):
-        return Decision(intent)
+    ):
+        return intent, ""
     was = "from scratch" if intent is None or not intent.typed else f"from {intent.typed}"
     raise InputError(
         f"--resume {typed}: {shown} was started {was}, and has not saved a checkpoint yet: "
@@ -237,11 +233,6 @@ def _told(flags: Flags, shown: str) -> Intent:
         data = pointer.data_of(named.read_bytes())
         return Intent("step", str(pointer.step_in(named.name)), data, launch=launch)
     return Intent("checkpoint", str(path), launch=launch)
-
-
-def _names_of(intent: Intent) -> set[str]:
-    """Returns what may be typed for a checkpoint of another run."""
-    return {intent.typed, intent.source, f"{intent.source}.json"}
 
 
 def _flag(flags: Flags) -> str:
@@ -315,14 +306,11 @@ def open_start(
     """
     try:
         recorded = Recorded.of(place, checkpoints)
-        decision = decide(flags, recorded, place.shown)
-        if decision.note:
-            say(decision.note)
-        intent = decision.intent
+        intent, note = decide(flags, recorded, place.shown)
+        if note:
+            say(note)
         if intent is None:
             path = newest(checkpoints, say, _flag(flags))
-            if path is None:  # they were deleted
-                say(f"{_flag(flags)}: no checkpoint to resume from, starting from scratch")
             intent = recorded.intent or Intent("new", launch=flags.launch)
             if recorded.intent is None:
                 intent.write(place)
@@ -432,6 +420,17 @@ def own_checkpoint(intent: Intent, checkpoints: CheckpointCandidates) -> Path:
 
 def _shown(path: Path, place: Place) -> str:
     return f"{place.shown}/{path.parent.name}/{path.stem}"
+
+
+def follow_rollback(place: Place, path: Path) -> None:
+    """Makes an unspent intent of a step that of the checkpoint to which a rollback has returned.
+
+    Otherwise a kill before the next save would bring back what the rollback abandoned.
+    """
+    intent, content = Intent.read(place), pointer.read(path)
+    if intent is not None and intent.kind == "step" and content.meta.get("start") != intent.id:
+        step = str(content.step)
+        dataclasses.replace(intent, typed=step, source=content.data).write(place)
 
 
 def is_step(text: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxtrain.checkpoint import candidates, pointer, resume
+from jaxtrain.checkpoint import candidates, pointer, resume, start
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config.run_length import Position
@@ -117,9 +117,9 @@ class Rollback:
             return ""
         # A kill before the next save must not resume from a newer one, such as one that a stop
         # saved. Those in best/ stay: their validations still count.
-        step = int(path.stem)
         try:
-            saved.set_aside_after(step)
+            start.follow_rollback(saved.place, path)
+            saved.set_aside_after(int(path.stem))
         except OSError as error:
             raise disk_trouble(
                 error, f"cannot write in {self._directory}", "make it writable"

@@ -272,6 +272,23 @@ def test_a_step_whose_start_is_refused_changes_nothing(run: Run) -> None:
     assert run.start("latest") == f"{run.place.shown}/checkpoints/4"
 
 
+def test_a_rollback_is_not_undone_by_a_kill_before_the_next_save(run: Run) -> None:
+    for _ in range(3):
+        run.start(again=True)
+    killed(run, "first step", "4")
+    remote = None if run.bucket is None else run.remote()
+    saved = CheckpointCandidates(run.directory, run.said.append, remote)
+    path, _ = saved.intact(2)
+    assert path is not None
+    start.follow_rollback(run.place, path)
+    saved.set_aside_after(2)
+    assert run.start(again=True) == f"{run.place.shown}/checkpoints/2"
+    (path, _) = saved.intact(2)
+    assert path is not None
+    start.follow_rollback(run.place, path)  # the intent is spent: the newest one counts
+    assert run.start(again=True) == f"{run.place.shown}/checkpoints/4"
+
+
 def test_a_checkpoint_that_was_moved_aside_is_brought_back(tmp_path: Path) -> None:
     run = Run(tmp_path, "disk")
     for _ in range(3):
