@@ -53,6 +53,7 @@ from typing import IO, NoReturn
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import store
+from jaxtrain.checkpoint.own_files import LAUNCH, RESTARTS
 from jaxtrain.errors import (
     HOPELESS,
     INTERRUPTED,
@@ -65,9 +66,6 @@ from jaxtrain.errors import (
 from jaxtrain.storage import lock, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.xla import platform
-
-RESTARTS = "restarts.json"
-"""File of a run, also in a bucket, with the :class:`Count` of a launcher that was restarted."""
 
 Newest = int | str
 """The step of the newest checkpoint, or else one of these words."""
@@ -83,8 +81,6 @@ _TICK_S = 0.1
 _SWEEP_S = 5.0  # for workers of an ended process, which notice that and free their shared memory
 _NEEDED = ("jax", "flax", "optax", "orbax", "grain", "tokenizers")
 _AGAIN = "--again"
-LAUNCH = "JAXTRAIN_LAUNCH"
-"""The variable that names a launch, the same for all of its starts."""
 
 
 def option(name: str, arguments: Sequence[str]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.pointer import (
     ASIDE,
+    BAD_STEP,
     CHECKPOINTS,
     DAMAGED,
     KINDS,
@@ -103,6 +104,8 @@ class CheckpointCandidates:
         if data:
             aside = data.rpartition("/")[2]
             names += [f"{ASIDE}/{aside}.json"] if aside in self._store.asides() else []
+            if self._store.why_aside(aside).startswith(BAD_STEP):
+                return None, f"{ASIDE}/{aside} is a bad step, for find-nan"
             names = [name for name in names if self._store.folder_of(name) == data]
         why = ""
         for name in names:

@@ -8,7 +8,15 @@ import re
 
 from jaxtrain.storage import lock, run_marker
 
-HERE = (lock.NAME, run_marker.NAME, "start.json", "restarts.json")
+START = "start.json"
+"""What the run was told to start from (:mod:`jaxtrain.checkpoint.start`)."""
+RESTARTS = "restarts.json"
+"""How often in a row a launcher restarted the run without a new checkpoint."""
+LAUNCH = "JAXTRAIN_LAUNCH"
+"""Environment variable with the name of a launch, the same for all of its starts; both files have
+it."""
+
+HERE = (lock.NAME, run_marker.NAME, START, RESTARTS)
 """Files that are not copied: the lock, and those that are written to a bucket directly."""
 
 # What a run, its launcher, its report and its trackers write.

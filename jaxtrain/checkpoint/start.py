@@ -35,6 +35,7 @@ from pathlib import Path
 
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
+from jaxtrain.checkpoint.own_files import START
 from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS, KINDS
 from jaxtrain.checkpoint.store import Place
 from jaxtrain.errors import InputError
@@ -42,10 +43,6 @@ from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.terminal import Say
-
-NAME = "start.json"
-LAUNCH = "JAXTRAIN_LAUNCH"
-"""Variable of a launcher: the name of this launch, the same if a scheduler starts it again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Intent:
         Raises:
             InputError, OSError, RunAgain: it cannot be written.
         """
-        place.put(NAME, f"{json.dumps(dataclasses.asdict(self), indent=1)}\n".encode())
+        place.put(START, f"{json.dumps(dataclasses.asdict(self), indent=1)}\n".encode())
 
     @classmethod
     def read(cls, place: Place) -> "Intent | None":
@@ -86,7 +83,7 @@ class Intent:
             InputError: the record is damaged, or the bucket cannot be read.
             OSError, RunAgain: it cannot be read at the moment.
         """
-        content = place.get(NAME)
+        content = place.get(START)
         if content is None:
             return None
         try:
@@ -94,7 +91,7 @@ class Intent:
             return cls(**{field.name: str(about[field.name]) for field in dataclasses.fields(cls)})
         except (ValueError, LookupError, TypeError, RecursionError):
             raise InputError(
-                f"{place.shown}/{NAME} is damaged, so it is unknown what this run was started "
+                f"{place.shown}/{START} is damaged, so it is unknown what this run was started "
                 "from: delete it to continue from the newest checkpoint, or choose another "
                 "--output-dir"
             ) from None
@@ -195,16 +192,10 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> tuple[Intent | None,
     if recorded.spent:
         newest = "" if recorded.newest is None else f", the newest of which is {recorded.newest}"
         return None, f"--resume {typed}: {shown} continues with its own checkpoints{newest}"
-    if (
-        intent is not None
-        and intent.kind == "checkpoint"
-        and told.typed.removesuffix(".json")
-        in (
-            intent.typed.removesuffix(".json"),
-            intent.source,
-        )
-    ):
-        return intent, ""
+    if intent is not None and intent.kind == "checkpoint":
+        names = (intent.typed.removesuffix(".json"), intent.source)
+        if told.typed.removesuffix(".json") in names:
+            return intent, ""
     was = "from scratch" if intent is None or not intent.typed else f"from {intent.typed}"
     raise InputError(
         f"--resume {typed}: {shown} was started {was}, and has not saved a checkpoint yet: "
@@ -226,7 +217,7 @@ def _told(flags: Flags, shown: str) -> Intent:
         if own != url and own.rpartition("/")[0] in KINDS and is_step(own.rpartition("/")[2]):
             return Intent("step", own.rpartition("/")[2], launch=launch)
         return Intent("checkpoint", url, launch=launch)
-    path = expanded(typed).absolute()
+    path = expanded(typed).resolve()  # however it is spelled
     named = pointer.find(path)
     if named is not None and is_in(Path(shown), named):
         # Its folder tells it from another one of the same step, such as one in aside/.
@@ -338,7 +329,7 @@ def open_start(
 def _restore(before: Intent | None, place: Place) -> None:
     """Makes a record what it was before a start."""
     if before is None:
-        place.delete(NAME)
+        place.delete(START)
     else:
         before.write(place)
 

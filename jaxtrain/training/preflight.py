@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from jaxtrain import config
-from jaxtrain.checkpoint import pointer, resume, start
+from jaxtrain.checkpoint import own_files, pointer, resume, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.config.mesh_fit import device_count_problem, fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
@@ -113,7 +113,7 @@ def start_flags(run: config.Run, flags: RunFlags) -> start.Flags:
     weights = run.model.init_from or ""
     if weights and not (bucket.is_bucket(weights) or hub.is_named(weights)):
         weights = str(expanded(weights).absolute())
-    return start.Flags(flags.resume, flags.again, weights, os.environ.get(start.LAUNCH, ""))
+    return start.Flags(flags.resume, flags.again, weights, os.environ.get(own_files.LAUNCH, ""))
 
 
 def _places(run: config.Run, flags: RunFlags) -> Iterator[str]:

@@ -43,7 +43,7 @@ FILES = {
     "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
     "latents; for causal language models, `text_STEP.txt`",
     run_marker.NAME: "marks this folder as a run's; written before anything else",
-    start.NAME: "what the run was told to start from, until it has saved a checkpoint",
+    own_files.START: "what the run was told to start from, until it has saved a checkpoint",
     "checkpoints/STEP.json": "the newest checkpoints: each is a pointer to a folder in "
     "`checkpoints/files/`, with the sizes and checksums of its files, and either complete or "
     "absent",
@@ -65,7 +65,7 @@ FILES = {
     "ends",
     "bad_steps.jsonl": "skipped steps and their examples; `step` is the number of completed steps "
     "before it: 2 for what the console calls step 3",
-    "restarts.json": "how often in a row SLURM or Kubernetes restarted the run without a new "
+    own_files.RESTARTS: "how often in a row SLURM or Kubernetes restarted the run without a new "
     "checkpoint; written by the launcher",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",

@@ -11,7 +11,7 @@ import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
 
-from jaxtrain.checkpoint import pointer, resume, start
+from jaxtrain.checkpoint import own_files, pointer, resume, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.remote import RemoteRun
 from jaxtrain.checkpoint.start import Flags, Intent
@@ -203,7 +203,7 @@ def test_without_a_flag_a_run_with_checkpoints_is_refused(run: Run) -> None:
     run.start()
     with pytest.raises(InputError, match=r"contains checkpoints \(newest: 2\): resume with"):
         run.start()
-    run.place.delete(start.NAME)  # copied without it
+    run.place.delete(own_files.START)  # copied without it
     with pytest.raises(InputError, match="already contains checkpoints"):
         run.start()
     assert run.start(again=True) == f"{run.place.shown}/checkpoints/2"
@@ -251,10 +251,10 @@ def test_an_intent_stays_spent_if_what_was_saved_since_is_damaged(tmp_path: Path
 
 def test_a_step_that_does_not_exist_changes_nothing(run: Run) -> None:
     run.start()
-    before = run.place.get(start.NAME)
+    before = run.place.get(own_files.START)
     with pytest.raises(InputError, match=r"--resume 7: .* has no complete checkpoint 7"):
         run.start("7")
-    assert run.place.get(start.NAME) == before
+    assert run.place.get(own_files.START) == before
     assert run.start("latest") == f"{run.place.shown}/checkpoints/2"
 
 
@@ -262,13 +262,13 @@ def test_a_step_whose_start_is_refused_changes_nothing(run: Run) -> None:
     """The defect: after --resume 2 with another --seed, --resume latest went back to 2, too."""
     for _ in range(2):
         run.start(again=True)
-    before = run.place.get(start.NAME)
+    before = run.place.get(own_files.START)
     checkpoints = CheckpointCandidates(
         run.directory, bucket_run=None if run.bucket is None else run.remote()
     )
     begun = start.open_start(Flags("2"), run.place, checkpoints, run.folder, run.said.append)
     begun.refused(run.place)
-    assert run.place.get(start.NAME) == before
+    assert run.place.get(own_files.START) == before
     assert run.start("latest") == f"{run.place.shown}/checkpoints/4"
 
 
@@ -351,6 +351,30 @@ def test_what_the_run_was_started_from_may_not_change(run: Run, other: str) -> N
         run.start(again=True)
 
 
+def test_another_spelling_of_a_path_is_the_same(run: Run, other: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    killed(run, "compilation", other)
+    for path in (
+        "other/../other/checkpoints/40",
+        "link/checkpoints/40",
+        "link/checkpoints/40.json",
+    ):
+        killed(run, "compilation", str(tmp_path / path))
+    assert run.start(again=True) == other
+
+
+def test_a_bad_step_is_not_resumed(tmp_path: Path) -> None:
+    run = Run(tmp_path, "disk")
+    run.start()
+    path = small_checkpoint.write(tmp_path / "source", 3, meta={"bad_step": "step 4 is bad"})
+    store = CheckpointStore(run.place)
+    store.commit((pointer.BAD_STEP,), 3, path.read_bytes())
+    (name,) = store.asides()
+    with pytest.raises(InputError, match=rf"\(aside/{name} is a bad step, for find-nan"):
+        run.start(f"{run.place.shown}/aside/{name}")
+    assert run.start("latest") == f"{run.place.shown}/checkpoints/2"
+
+
 def test_a_run_that_is_live_gives_the_checkpoint_that_was_chosen(run: Run, tmp_path: Path) -> None:
     small_checkpoint.write(tmp_path / "other", 40)
     killed(run, "compilation", str(tmp_path / "other"))
@@ -361,7 +385,7 @@ def test_a_run_that_is_live_gives_the_checkpoint_that_was_chosen(run: Run, tmp_p
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"kind": "new"}'])
 def test_a_damaged_record_is_an_error_that_names_it(run: Run, content: str) -> None:
     run.start()
-    run.place.put(start.NAME, content.encode())
+    run.place.put(own_files.START, content.encode())
     with pytest.raises(InputError, match=r"run/start.json is damaged, so it is unknown what"):
         run.start("latest")
 
