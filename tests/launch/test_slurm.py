@@ -113,7 +113,7 @@ def test_without_obstore_restarts_of_a_run_in_a_bucket_are_not_counted(tmp_path:
         "importlib.util.find_spec = lambda name, *rest: None if name == 'obstore' else "
         "found(name, *rest)\n"
     )
-    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     code, err = submitted(
         stubs, "--config", "demo", "--output-dir", "s3://bucket/one", PYTHONPATH=path
     )
