@@ -34,8 +34,10 @@ jax.config.update("jax_compilation_cache_dir", _CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE  # for processes that tests start
 
-# A shell ignores SIGINT in background processes, and the processes of the tests would inherit that.
+# A shell ignores SIGINT in background processes, nohup and cron ignore SIGHUP, and the processes of
+# the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Importing jax and tracing create many objects: with the default thresholds, garbage collection
 # took a third of the main thread's samples while a small model was compiled.

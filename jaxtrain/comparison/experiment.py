@@ -310,11 +310,15 @@ class Experiment:
         path = self._directory / NAME
         if not path.exists():
             return {}
-        stored = atomic.read_json(path)
-        if stored["question"] != self._asked:
-            other = [
-                name for name in self._asked if stored["question"].get(name) != self._asked[name]
-            ]
+        try:
+            stored = atomic.read_json(path)
+            asked = dict(stored["question"].items())
+        except (ValueError, LookupError, AttributeError) as error:
+            raise InputError(
+                f"{path} was not written by a comparison: choose another --output-dir"
+            ) from error
+        if asked != self._asked:
+            other = [name for name in self._asked if asked.get(name) != self._asked[name]]
             raise InputError(
                 f"{path} is of another comparison (its {' and '.join(other)} differ): choose "
                 "another --output-dir"

@@ -192,6 +192,18 @@ def test_at_equal_cost_the_cheaper_side_takes_more_steps(compare: Compare) -> No
     assert stored.steps == (100, 150)  # what was measured once stays
 
 
+@pytest.mark.parametrize("content", ["{}", '{"question": 1}', "[]", "not JSON"])
+def test_a_file_of_the_same_name_is_refused_and_kept(
+    compare: Compare, tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "study" / experiment.NAME
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(InputError, match="was not written by a comparison"):
+        compare(Trainer(value_of(0.1, 0.5)))
+    assert path.read_text() == content
+
+
 def test_a_folder_of_another_comparison_is_refused(compare: Compare, tmp_path: Path) -> None:
     compare(Trainer(value_of(0.1, 0.5)), pairs=1).run()
     with pytest.raises(InputError, match="is of another comparison"):
