@@ -31,7 +31,6 @@ ORDER = (
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
-    "dm_pix": "dm-pix",
     "jaxlib": "jax",
     "orbax": "orbax-checkpoint",
     "pynvml": "nvidia-ml-py",

@@ -30,7 +30,7 @@ EVENTS = "events.jsonl"
 # Imported by most commands. pyarrow is excluded, as it starts a thread.
 PRELOADED = (
     *("jax", "jax.numpy", "flax.nnx", "optax", "orbax.checkpoint", "grain", "av", "tokenizers"),
-    *("safetensors.numpy", "dm_pix", "tensorboardX", "torch", "PIL.Image", "rich.console", "tyro"),
+    *("safetensors.numpy", "tensorboardX", "torch", "PIL.Image", "rich.console"),
     *("jaxtrain.training.loop", "jaxtrain.data.text", "jaxtrain.data.video.prepare_clips"),
     *("jaxtrain.models.gpt", "jaxtrain.models.llama", "jaxtrain.models.mlm"),
     *("jaxtrain.models.modern_bert", "jaxtrain.models.video_ae"),

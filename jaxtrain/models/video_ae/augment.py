@@ -3,13 +3,9 @@
 The host draws the factors, so that they depend only on the order of examples. The device applies
 them to all frames of a clip in the same way, so that clips do not flicker.
 
-Only hue is dm-pix's: its blur darkens the border, its contrast would make clips flicker (it pivots
-on the mean of each frame), and its saturation is HSV's, not torchvision's blend.
-
 Shapes: B clips, T frames, H height, W width, 3 colors (red, green, blue) in [0, 1].
 """
 
-import dm_pix
 import jax
 import jax.numpy as jnp
 
@@ -41,7 +37,30 @@ def augment(video_BTHW3: jax.Array, factors: jax.Array) -> jax.Array:
     # The mean of the clip, not of each frame: contrast must not change when a scene brightens.
     x = _blend(_gray(x).mean((1, 2, 3, 4), keepdims=True), x, contrast)
     x = _blend(_gray(x), x, saturation)
-    return blur(dm_pix.adjust_hue(x, hue[..., 0]), sigma.reshape(-1))
+    return blur(shift_hue(x, hue[..., 0]), sigma.reshape(-1))
+
+
+def shift_hue(rgb: jax.Array, turns: jax.Array) -> jax.Array:
+    """Turns the colors around the gray axis of HSV (Smith 1978, "Color gamut transform pairs").
+
+    Args:
+        rgb: float32 [..., 3] in [0, 1].
+        turns: float32, of a shape that broadcasts to [...]; 1 is a full turn.
+    """
+    red, green, blue = (rgb[..., i] for i in range(3))
+    largest = jnp.maximum(jnp.maximum(red, green), blue)
+    chroma = largest - jnp.minimum(jnp.minimum(red, green), blue)
+    divisor = jnp.where(chroma > 0, chroma, 1)  # gray has no hue, and stays as it is
+    sixths = jnp.where(
+        largest == red,
+        (green - blue) / divisor,
+        jnp.where(largest == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
+    )
+    sixths = (sixths + 6 * turns) % 6
+    # How much each color lacks: nothing within a sixth of a turn from its own hue (0, 2, 4), all of
+    # the chroma beyond a third.
+    lacks = (2 - jnp.abs(sixths - 3), jnp.abs(sixths - 2) - 1, jnp.abs(sixths - 4) - 1)
+    return largest[..., None] - chroma[..., None] * jnp.clip(jnp.stack(lacks, -1), 0, 1)
 
 
 def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
