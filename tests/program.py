@@ -46,8 +46,7 @@ def command(*arguments: object) -> list[str]:
 
 def environment(directory: Path, **more: str) -> dict[str, str]:
     """Returns environment variables for a run with its caches in ``directory``."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return kept | {
+    return dict(os.environ) | {
         "PYTHONPATH": str(CHECKOUT),
         "JAXTRAIN_CACHE": str(directory / "cache"),
         "PYTHONWARNINGS": "default",

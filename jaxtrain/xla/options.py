@@ -1,5 +1,6 @@
 """Sets up compilation: the cache on disk, and compiler options for a platform."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -51,7 +52,7 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
 
 
 def options(platform: str, *, deterministic: bool = False, profiled: bool = False) -> Options:
-    """Returns the compiler options for a platform.
+    """Returns the compiler options for a platform; on CPUs, without those that XLA_FLAGS has.
 
     Args:
         platform: "cpu", "gpu" or "cuda".
@@ -62,6 +63,11 @@ def options(platform: str, *, deterministic: bool = False, profiled: bool = Fals
             as one operation, `command_buffer_1` (openxla/xprof#3070).
     """
     if platform == "cpu":
-        return dict(cpu.COMPILER_OPTIONS)
+        flags = os.environ.get("XLA_FLAGS", "")  # which an option would silently replace
+        return {
+            name: value
+            for name, value in cpu.COMPILER_OPTIONS.items()
+            if f"--{name}=" not in flags
+        }
     chosen: Options = {"xla_gpu_deterministic_ops": True} if deterministic else {}
     return chosen | ({"xla_gpu_enable_command_buffer": ""} if profiled else {})

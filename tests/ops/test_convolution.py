@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxtrain.ops import convolution, per_device
-from jaxtrain.xla import options
+from jaxtrain.ops import convolution, cpu, per_device
 
 
 def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
@@ -36,7 +35,7 @@ def by_windows(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
     [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
 )
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (5, 3)])
-@pytest.mark.parametrize("options", [{}, options.options("cpu")])
+@pytest.mark.parametrize("options", [{}, cpu.COMPILER_OPTIONS])
 def test_the_gradients_match_a_sum_over_windows(
     options: Any, inputs: int, outputs: int, side: int, stride: int, height: int, width: int
 ) -> None:

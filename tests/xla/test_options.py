@@ -40,6 +40,16 @@ def test_short_compilations_are_not_cached(tmp_path: Path) -> None:
     assert 0.1 <= jax.config.jax_persistent_cache_min_compile_time_secs <= 1.0
 
 
+def test_on_cpus_flags_of_the_user_replace_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS")
+    default = options.options("cpu")
+    assert "xla_backend_optimization_level" in default
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_backend_optimization_level=3")
+    del default["xla_backend_optimization_level"]
+    assert options.options("cpu") == default
+    assert options.options("gpu", deterministic=True) == {"xla_gpu_deterministic_ops": True}
+
+
 def test_gpus_have_no_options_by_default() -> None:
     assert options.options("gpu") == options.options("cuda") == {}
 
@@ -63,7 +73,8 @@ def test_on_cpus_eigen_runs_convolutions_and_ynnpack_runs_sums() -> None:
     assert "__ynn_fusion" in program(lambda x: x.sum((0, 1, 2)), x)
 
 
-def test_the_compiler_accepts_the_options() -> None:
+def test_the_compiler_accepts_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS")  # the suite's replace one of them
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     compiled = lowered.compile(compiler_options=options.options(jax.devices()[0].platform))
     assert compiled(1.0) == 2.0

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ CASES = {
     for kind in ("forward", "backward", "within", "scanned")
     for accumulate in ("1", "2")
 }
+# The cases of the quick test, by the devices on which they are examined; every case in a long one.
+QUICK = {4: ("forward-2", "within-1"), 1: ("forward-1", "backward-2", "scanned-1")}
 OTHER = {
     "skip": ("--optim.bad_updates", "skip", "--optim.bad_in_a_row", "2", *EVERY),
     "rollback": ("--optim.bad_updates", "rollback", "--optim.bad_in_a_row", "2", *EVERY),
@@ -94,23 +96,37 @@ def find(name: str, devices: int) -> list[str]:
     return ["find-nan", name, "--config", FAULTY, "--json", f"{name}.{devices}.json"]
 
 
+def end_and_examine(
+    directory: Path, runs: Mapping[str, tuple[str, ...]], examined: Mapping[int, Sequence[str]]
+) -> Path:
+    """Trains runs on four devices until bad steps end them, and examines those of ``examined``."""
+    ended = commands(directory, 4, [train(name, *words) for name, words in runs.items()])
+    (directory / "ended.json").write_text(json.dumps(dict(zip(runs, ended, strict=True))))
+    for devices, names in examined.items():
+        for found in commands(directory, devices, [find(name, devices) for name in names]):
+            assert found.code == 0, found.errors
+    return directory
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with runs on four devices that bad steps have ended, and what was found."""
-    directory = tmp_path_factory.mktemp("bad")
+    """A directory with runs that bad steps have ended, and what was found."""
     runs = {
-        **CASES,
+        **{name: CASES[name] for names in QUICK.values() for name in names},
         **OTHER,
         "diverged": DIVERGED,
         "before": ("--loop.steps", "2"),  # what the others are before their bad step
     }
-    names = [name for name in runs if name != "before"]
-    ended = commands(directory, 4, [train(name, *words) for name, words in runs.items()])
-    (directory / "ended.json").write_text(json.dumps(dict(zip(runs, ended, strict=True))))
-    for devices in (4, 1):
-        for found in commands(directory, devices, [find(name, devices) for name in names]):
-            assert found.code == 0, found.errors
-    return directory
+    more = {4: ("diverged", "update"), 1: ("skip", "rollback", "debug", "update")}
+    examined = {devices: (*names, *more[devices]) for devices, names in QUICK.items()}
+    return end_and_examine(tmp_path_factory.mktemp("bad"), runs, examined)
+
+
+@pytest.fixture(scope="module")
+def every_case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All planted NaNs, examined on four devices and on one."""
+    directory = tmp_path_factory.mktemp("every")
+    return end_and_examine(directory, CASES, {4: list(CASES), 1: list(CASES)})
 
 
 def saved_step(directory: Path) -> Path:
@@ -128,8 +144,16 @@ def found(place: Path, name: str, devices: int) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("name", CASES)
+def test_every_planted_nan_is_found(every_case: Path, name: str, devices: int) -> None:
+    test_a_planted_nan_is_found_after_the_run(every_case, name, devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [(name, devices) for devices, names in QUICK.items() for name in names]
+)
 def test_a_planted_nan_is_found_after_the_run(place: Path, name: str, devices: int) -> None:
     code, _, errors = ended(place, name)
     assert code == 2
