@@ -198,7 +198,8 @@ def test_a_profile_span_must_be_start_and_stop(text: str) -> None:
 def test_a_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
     """A daemon or cron may close them; files that are opened later must not take their numbers."""
     script = tmp_path / "run.sh"
-    flags = [*program.TINY_MLM, "--loop.steps", "2", "--output-dir", "run"]
+    program.write_corpus(tmp_path)
+    flags = [*program.TINY_MLM, "--data.path", "corpus", "--loop.steps", "2", "--output-dir", "run"]
     typed = shlex.join(program.command(*flags))
     script.write_text(f"{typed} 0>&- 1>&- 2>&-\n")
     made = program.execute(tmp_path, "bash", str(script))

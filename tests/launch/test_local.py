@@ -318,6 +318,7 @@ def test_a_run_in_a_bucket_may_lose_its_disk(
     assert "mounted" not in err
 
 
+@pytest.mark.long  # it waits 70 s for the bucket
 def test_an_unavailable_bucket_does_not_count_as_progress(tmp_path: Path) -> None:
     plan = 'play() { rm -rf "$BUCKETS"; touch "$BUCKETS"; exit 75; }'
     stubs = Stubs(tmp_path, plan)
