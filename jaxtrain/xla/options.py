@@ -65,9 +65,7 @@ def options(platform: str, *, deterministic: bool = False, profiled: bool = Fals
     if platform == "cpu":
         flags = os.environ.get("XLA_FLAGS", "")  # which an option would silently replace
         return {
-            name: value
-            for name, value in cpu.COMPILER_OPTIONS.items()
-            if f"--{name}=" not in flags
+            name: value for name, value in cpu.COMPILER_OPTIONS.items() if f"--{name}=" not in flags
         }
     chosen: Options = {"xla_gpu_deterministic_ops": True} if deterministic else {}
     return chosen | ({"xla_gpu_enable_command_buffer": ""} if profiled else {})
