@@ -12,7 +12,7 @@ TINY = [*program.TINY_MLM[2:], "--loop.steps", "4", "--mesh.fsdp", "1", "--data.
 VALIDATED = [*TINY, "--loop.eval_every", "4"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_runs_are_compared_and_equal_ones_are_identical(tmp_path: Path) -> None:
     program.write_corpus(tmp_path)
     asked = ["compare", "demo_mlm", *VALIDATED, "--metric", "val/loss", "--json", "answer.json"]

@@ -22,6 +22,7 @@ VIDEO = (
 )
 
 
+@pytest.mark.long
 def test_an_outage_of_the_data_disk(tmp_path: Path) -> None:
     library = disk_outage.build(tmp_path)
     for film in range(8):

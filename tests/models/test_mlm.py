@@ -254,7 +254,12 @@ def test_values_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("model", "shard", "devices"),
     [
-        (dataclasses.replace(TINY, attention_dropout=0.1), "optimizer", 8),
+        pytest.param(
+            dataclasses.replace(TINY, attention_dropout=0.1),
+            "optimizer",
+            8,
+            marks=pytest.mark.long,
+        ),
         (dataclasses.replace(TINY, attention_dropout=0.1, attend="document"), "params", 8),
         (dataclasses.replace(MODELS["modern_bert"], attend="document"), "params", 4),
     ],

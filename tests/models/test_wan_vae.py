@@ -78,7 +78,7 @@ def test_the_largest_rate_is_that_of_the_widest_layer() -> None:
     assert full.optim.peak_lr < full.model.largest_rate == 0.1 / 1024
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chunks_and_rematerialization_change_no_gradient(made: Any) -> None:
     _, params = made
     found = []

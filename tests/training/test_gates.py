@@ -29,6 +29,7 @@ def test_a_stop_before_the_validation_that_decides_a_gate_does_not_skip_it(tmp_p
     assert "gate val/loss < 0.01 at 3 is not met: val/loss is" in ended.stdout
 
 
+@pytest.mark.long
 def test_a_gate_is_a_value_and_is_judged_again_where_the_run_goes_back_to(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     gates = ("--loop.gates", "val/loss<1e-2 at 3", "val/loss < 24.0 at 2", "val/loss<=0.010 at 4")

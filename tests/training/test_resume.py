@@ -71,6 +71,7 @@ def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
         np.testing.assert_array_equal(array, right[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_packed_documents_continue_where_they_stopped(tmp_path: Path) -> None:
     """`data.fit_documents`, with another number of workers and across an epoch."""
     write_corpus(tmp_path)
