@@ -83,8 +83,10 @@ class StopSignals:
 
     Only the first signal counts. A SIGINT after any earlier signal raises ``KeyboardInterrupt``;
     if the main thread then does not return from a long call, or from closing things, within
-    ``AT_ONCE_S``, the thread ends the process. One Ctrl-C reaches all processes of a run, and one
-    of them may learn of it from another before its own SIGINT arrives: that SIGINT does not count.
+    ``AT_ONCE_S``, the thread ends the process. What stops a run reaches all its processes, as a
+    Ctrl-C or otherwise (ssh.sh types a Ctrl-C on the hosts that are left when a connection is
+    lost), and one of them may learn of it from another before its own SIGINT arrives: that SIGINT
+    does not count.
     Enter this context manager in the main thread.
 
     Args:
@@ -208,7 +210,7 @@ class StopSignals:
         received.append(number)
         if number != signal.SIGINT or not before:
             return False
-        return self._of_another != "SIGINT" or signal.SIGINT in before
+        return self._of_another is None or signal.SIGINT in before
 
     def _wish(self, number: int) -> Wish:
         if number == signal.SIGTERM and self._of_another is not None:
