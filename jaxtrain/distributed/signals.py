@@ -81,12 +81,11 @@ class StopSignals:
     - After it, a signal interrupts nothing: the loop reads ``received_signal``.
     - After :meth:`no_more_steps`, a signal only reports that the run is ending.
 
-    Only the first signal counts. A SIGINT after any earlier signal raises ``KeyboardInterrupt``;
-    if the main thread then does not return from a long call, or from closing things, within
-    ``AT_ONCE_S``, the thread ends the process. What stops a run reaches all its processes, as a
-    Ctrl-C or otherwise (ssh.sh types a Ctrl-C on the hosts that are left when a connection is
-    lost), and one of them may learn of it from another before its own SIGINT arrives: that SIGINT
-    does not count.
+    Only the first signal counts. A second SIGINT raises ``KeyboardInterrupt``; if the main thread
+    then does not return from a long call, or from closing things, within ``AT_ONCE_S``, the thread
+    ends the process. A single SIGINT after another signal is no wish to lose the last steps: when
+    ssh.sh is killed, a host gets both a typed Ctrl-C and SIGHUP, in any order, and when a Ctrl-C
+    stops all processes, one may learn of it from another before its own SIGINT arrives.
     Enter this context manager in the main thread.
 
     Args:
@@ -206,11 +205,9 @@ class StopSignals:
 
     def _is_second_ctrl_c(self, number: int, received: list[int]) -> bool:
         """Adds a signal to those that a thread received; returns whether it ends the run now."""
-        before = received.copy()
+        is_second = number == signal.SIGINT and signal.SIGINT in received
         received.append(number)
-        if number != signal.SIGINT or not before:
-            return False
-        return self._of_another is None or signal.SIGINT in before
+        return is_second
 
     def _wish(self, number: int) -> Wish:
         if number == signal.SIGTERM and self._of_another is not None:
