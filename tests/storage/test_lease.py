@@ -24,12 +24,12 @@ def bucket() -> Bucket:
 
 
 @pytest.fixture
-def held(bucket: Bucket) -> Iterator[Callable[[], Lease]]:
+def held(bucket: Bucket) -> Iterator[Callable[..., Lease]]:
     """Acquires leases, and releases them at the end."""
     made: list[Lease] = []
 
-    def acquire() -> Lease:
-        made.append(Lease(bucket, print, EXPIRES_S))
+    def acquire(expires_s: float = EXPIRES_S) -> Lease:
+        made.append(Lease(bucket, print, expires_s))
         made[-1].acquire()
         return made[-1]
 
@@ -52,18 +52,18 @@ def elsewhere(bucket: Bucket, **changes: object) -> None:
 
 
 def test_a_live_run_is_recognized_by_its_renewals(
-    bucket: Bucket, held: Callable[[], Lease], monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, held: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = held()
+    first = held(5.0)  # its thread may get no time for a second
     monkeypatch.setattr(lease, "_is_dead", lambda found: False)  # as on another machine
     with pytest.raises(RunAgain, match=rf"another run is using {bucket.url} \(process \d+ on"):
-        held()
+        held(5.0)
     first.check()
     assert not first.lost
 
 
 def test_a_lease_that_is_not_renewed_is_taken_over(
-    bucket: Bucket, held: Callable[[], Lease], capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, held: Callable[..., Lease], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = held()
     first._over.set()  # as if its process were stopped
@@ -81,7 +81,7 @@ def test_a_lease_that_is_not_renewed_is_taken_over(
 
 
 def test_a_process_that_died_here_is_recognized_at_once(
-    bucket: Bucket, held: Callable[[], Lease]
+    bucket: Bucket, held: Callable[..., Lease]
 ) -> None:
     script = (
         "import json; from jaxtrain.storage import lease;"
@@ -100,7 +100,7 @@ def test_a_process_that_died_here_is_recognized_at_once(
 
 
 def test_a_deleted_lease_is_written_again(
-    bucket: Bucket, held: Callable[[], Lease], capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, held: Callable[..., Lease], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = held()
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_a_deleted_lease_is_written_again(
 
 
 def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
-    bucket: Bucket, held: Callable[[], Lease]
+    bucket: Bucket, held: Callable[..., Lease]
 ) -> None:
     """Another run may have taken over, saved checkpoints, and released it."""
     one = held()
@@ -126,7 +126,7 @@ def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
     assert bucket.get(lease.NAME) is None
 
 
-def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[[], Lease]) -> None:
+def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[..., Lease]) -> None:
     one = held()
     with one._lock:
         before = one._version
@@ -137,7 +137,7 @@ def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[[
 
 
 def test_a_release_that_fails_once_is_attempted_again(
-    bucket: Bucket, held: Callable[[], Lease], monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, held: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with credentials that expired a moment ago is refused."""
     one, delete, calls = held(), Bucket.delete, list[int]()
@@ -156,7 +156,7 @@ def test_a_release_that_fails_once_is_attempted_again(
 
 
 def test_an_unavailable_store_does_not_lose_the_lease(
-    bucket: Bucket, held: Callable[[], Lease], monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, held: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = held()
 
