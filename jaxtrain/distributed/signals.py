@@ -83,9 +83,9 @@ class StopSignals:
 
     Only the first signal counts. A second SIGINT raises ``KeyboardInterrupt``; if the main thread
     then does not return from a long call, or from closing things, within ``AT_ONCE_S``, the thread
-    ends the process. A single SIGINT after another signal is no wish to lose the last steps: when
-    ssh.sh is killed, a host gets both a typed Ctrl-C and SIGHUP, in any order, and when a Ctrl-C
-    stops all processes, one may learn of it from another before its own SIGINT arrives.
+    ends the process. After another signal, a first SIGINT changes nothing: when ssh.sh is
+    killed, a host gets both a typed Ctrl-C and SIGHUP, in any order, and when a Ctrl-C stops all
+    processes, one may learn of it from another before its own SIGINT arrives.
     Enter this context manager in the main thread.
 
     Args:
