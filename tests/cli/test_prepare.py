@@ -72,7 +72,8 @@ def test_clips_then_latents_then_training(
     data = ("--config", tmp_path / "tiny.py", "--data.path", out)
     data += ("--data.cache_dir", tmp_path / "cache")
     taught = ("--model.teacher.encoder_weight", 0.5, "--data.windows", "fixed")
-    start = ("--model.init_from", teacher, "--optim.peak_lr", 1e-12, "--optim.average.rule", "ema")
+    start = ("--model.init_from", teacher, "--optim.peak_lr", 1e-12, "--optim.muon", None)
+    start += ("--optim.average.rule", "ema")
     run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
     assert _main(*run) == 2
     complaint = capsys.readouterr().err
