@@ -95,4 +95,4 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path) -> None:
     kept = pointer.steps(folder)
     assert kept[-1] > newest
     assert [pointer.verify(folder / f"{step}.json") for step in kept] == [""] * len(kept)
-    assert {path.name for path in folder.iterdir()} == {f"{step}.json" for step in kept}
+    assert {path.name for path in folder.iterdir()} == {"files", *(f"{step}.json" for step in kept)}
