@@ -121,4 +121,4 @@ def test_the_gpt_on_eight_devices_writes_texts(tmp_path: Path) -> None:
     begun = page.split("===== prompt 1\n")[1].split("\n=====")[0]
     assert any(begun.removeprefix("<|bos|>")[:20] in file.read_text() for file in corpus.iterdir())
     shown = [value for event in events(tmp_path / "run") for value in event.summary.value]
-    assert [value.tag for value in shown if value.HasField("tensor")] == ["text"]
+    assert [value.tag for value in shown if value.HasField("tensor")] == ["text/text_summary"]
