@@ -21,7 +21,7 @@ CLIPS = (
     *("--model.latent_channels", 4, "--model.encoder_width", 8),
     *("--model.decoder_widths", 8, 8, 8, 8),
     # Not demo's values, so that a change of them does not change the recorded losses.
-    *("--model.init", "random", "--optim.peak_lr", 3e-3),
+    *("--model.init", "random", "--optim.muon", "None", "--optim.peak_lr", 3e-3),
 )
 LOSSES = (
     *CLIPS,
