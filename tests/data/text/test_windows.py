@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtrain.data.text import windows
+from jaxtrain.data.text import streams, windows
 from jaxtrain.data.text.streams import SHARD, Streams
 from jaxtrain.data.text.windows import WindowSource
 
@@ -24,6 +24,8 @@ def source(
         sequence_length: of a window.
         holes: positions in the stream before which the shard has other tokens.
     """
+    for cached in (streams._table, streams._file):  # pytest may use the path of a test again
+        cached.cache_clear()
     shard = folder / "shard"
     shard.mkdir(exist_ok=True)
     pieces = np.split(1000 + np.arange(length), holes)
