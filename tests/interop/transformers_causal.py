@@ -296,7 +296,7 @@ def test_training_starts_from_a_model_saved_by_transformers(
         *("--data.batch_size", 8, "--data.workers", 0, "--loop.steps", 2, "--loop.eval_every", 2),
         *("--loop.eval_examples", 8, "--checkpoint.every", 2, "--precision", "float32"),
     )
-    assert "tokenizer of model.init_from: hf/tokenizer.json" in said
+    assert f"tokenizer of model.init_from: {tmp_path}/hf/tokenizer.json" in said
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
     assert "Read by transformers: it computes the same as jaxtrain" in capsys.readouterr().out

@@ -158,7 +158,7 @@ def test_an_imported_model_can_be_trained_and_exported(
         *("--model.init_from", "hf", "--optim.peak_lr", 1e-6, "--loop.steps", 2),
         *("--checkpoint.every", 2),
     )
-    assert "tokenizer of model.init_from: hf/tokenizer.json" in said
+    assert f"tokenizer of model.init_from: {tmp_path}/hf/tokenizer.json" in said
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
     assert "Read by transformers: it computes the same as jaxtrain" in capsys.readouterr().out
