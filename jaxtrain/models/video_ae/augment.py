@@ -50,7 +50,7 @@ def shift_hue(rgb: jax.Array, turns: jax.Array) -> jax.Array:
     red, green, blue = (rgb[..., i] for i in range(3))
     largest = jnp.maximum(jnp.maximum(red, green), blue)
     chroma = largest - jnp.minimum(jnp.minimum(red, green), blue)
-    divisor = jnp.where(chroma > 0, chroma, 1)  # gray has no hue, and stays as it is
+    divisor = jnp.where(chroma > 0, chroma, 1)  # gray has no hue and stays gray
     sixths = jnp.where(
         largest == red,
         (green - blue) / divisor,
