@@ -15,7 +15,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 if version("jaxlib").startswith("0.10."):
     _FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 else:
-    _FLAGS = "--xla_backend_optimization_level=1"
+    _FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_opt_preset=FAST_COMPILE"
 os.environ["XLA_FLAGS"] = " ".join(
     (_FLAGS, "--xla_cpu_parallel_codegen_split_count=1", os.environ.get("XLA_FLAGS", ""))
 )

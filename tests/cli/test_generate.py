@@ -417,7 +417,7 @@ icl_tasks:
 """Two right answers, one of the two, and one of the two: CORE is (1 + 0 + 0.5) / 3."""
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_core_tasks.py scores the tasks
 def test_core_of_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(0)
     said = [draw.choice(("The dog says woof", "The cat says meow")) for _ in range(3000)]

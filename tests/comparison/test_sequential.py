@@ -72,9 +72,9 @@ def test_no_verdict_is_possible_before_the_sixth_pair() -> None:
 def test_the_interval_contains_the_center_and_shrinks(name: str) -> None:
     rng = np.random.default_rng(54)
     missed = 0
-    for given in DISTRIBUTIONS[name](rng, (40, 30)) + 3.0:
+    for given in DISTRIBUTIONS[name](rng, (40, 20)) + 3.0:
         before = sequential.Interval(-math.inf, math.inf, math.nan, 0)
-        for pairs in (6, 8, 12, 20, 30):
+        for pairs in (6, 8, 12, 20):
             now = sequential.interval(given[:pairs])
             assert before.low <= now.low + 1e-9
             assert now.high <= before.high + 1e-9

@@ -1,4 +1,4 @@
-"""Runs of two real processes with four virtual devices each."""
+"""Runs of two real processes with two virtual devices each."""
 
 import resource
 from pathlib import Path
@@ -11,10 +11,10 @@ from jaxtrain.checkpoint import pointer
 
 pytestmark = pytest.mark.slow
 
-EIGHT = [
+FOUR = [
     *TINY_MLM,
-    *["--data.path", "corpus", "--mesh.data", "2", "--mesh.fsdp", "4", "--mesh.shard", "params"],
-    *["--simulate-devices", "8", "--data.workers", "1"],
+    *["--data.path", "corpus", "--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.shard", "params"],
+    *["--simulate-devices", "4", "--data.workers", "0"],
     *["--loop.steps", "6", "--checkpoint.every", "3"],
     *["--loop.eval_every", "3", "--loop.eval_examples", "11"],
 ]
@@ -29,12 +29,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def two(directory: Path, *arguments: object, **variables: Any) -> Any:
-    """Starts both processes of a run on eight devices."""
-    return two_processes(directory, *EIGHT, *arguments, **variables)
+    """Starts both processes of a run on four devices."""
+    return two_processes(directory, *FOUR, *arguments, **variables)
 
 
 def test_two_processes_reproduce_the_metrics_of_one(place: Path) -> None:
-    train(place, *EIGHT, "--output-dir", "one")
+    train(place, *FOUR, "--output-dir", "one")
     with two(place, "--output-dir", "two") as started:
         outputs = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)

@@ -160,6 +160,7 @@ def test_restarts_without_progress_end_the_run(tmp_path: Path) -> None:
     assert started(stubs, 0)[0] == 75
 
 
+@pytest.mark.long  # test_slurm.py has the same
 def test_restarts_are_counted_in_the_bucket_of_the_run(tmp_path: Path) -> None:
     """Each pod may be on another node, with an empty disk."""
     stubs = Stubs(tmp_path, "play() { exit 75; }")

@@ -153,7 +153,8 @@ def test_the_loss_is_the_weighted_error_per_frame(
     tail.set_value(20 * tail[...])  # far outside [0, 1]
     params = nnx.state(module)
     video = np.asarray(same["video"], np.float64) / 255
-    found = np.asarray(module.decode(module.encode(jnp.float32(video))), np.float64)
+    decoded = nnx.jit(lambda module, video: module.decode(module.encode(video)))
+    found = np.asarray(decoded(module, np.float32(video)), np.float64)
     assert found.min() < -0.1
     target = np.concatenate([video, video[:, -1:]], 1)[:, :5]
     error = (np.abs(found - target) ** power).mean((1, 2, 3, 4)).sum()
@@ -189,13 +190,13 @@ def test_validation_does_not_augment(parts: tuple[Any, Any]) -> None:
 
 def test_validation_reports_the_deviation_over_frames(parts: tuple[Any, Any]) -> None:
     graph, params = parts
-    found = jitted("evaluate", graph)(params, batch(3))
+    found = jitted("evaluate", graph)(params, batch(2))
     assert set(found) == {"loss", "psnr", "ssim"}
     for name in ("psnr", "ssim"):
         total, weight, squares = (float(part) for part in found[name])
-        assert weight == 3 * 5
+        assert weight == 2 * 5
         assert squares / weight >= (total / weight) ** 2
-    assert found["loss"][1] == 3
+    assert found["loss"][1] == 2
 
 
 def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None:

@@ -170,11 +170,19 @@ def test_attention_to_blocks_is_masked_attention(seed: int) -> None:
     def near(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return attention.attend_near(q, k, v, attention.near_blocks(jnp.asarray(segments), reach))
 
-    np.testing.assert_allclose(near(q, k, v), dense(q, k, v), rtol=1e-5, atol=1e-6)
-    ours, theirs = (
-        jax.grad(lambda *x, of=of: (of(*x) * weight).sum(), (0, 1, 2))(q, k, v)
-        for of in (near, dense)
-    )
+    @jax.jit
+    def both(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        def weighted(of: Any, *x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            values = of(*x)
+            return (values * weight).sum(), values
+
+        return [
+            jax.grad(functools.partial(weighted, of), (0, 1, 2), has_aux=True)(q, k, v)
+            for of in (near, dense)
+        ]
+
+    (ours, values), (theirs, want) = both(q, k, v)
+    np.testing.assert_allclose(values, want, rtol=1e-5, atol=1e-6)
     for ours_one, theirs_one in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(ours_one, theirs_one, rtol=1e-4, atol=1e-5)
 

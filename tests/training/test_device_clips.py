@@ -153,6 +153,7 @@ def test_shards_and_microbatches_give_the_same_losses(place: Path, plain: Traini
     assert two.validated() == pytest.approx(host.validated(), rel=1e-6)
 
 
+@pytest.mark.long  # the test above trains on crops
 def test_crops_train_like_clips_and_validations_see_complete_clips(
     place: Path, plain: Training
 ) -> None:

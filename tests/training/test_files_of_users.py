@@ -48,6 +48,7 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     assert of_user(tmp_path / "work", files) == files
 
 
+@pytest.mark.long  # test_run_marker.py knows whose files are whose
 def test_all_files_of_a_user_are_there_byte_for_byte(tmp_path: Path) -> None:
     """They came after the run had begun: a stop, a resume, rollbacks, a step back, a prune."""
     write_corpus(tmp_path)

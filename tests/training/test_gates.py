@@ -13,6 +13,7 @@ ARGUMENTS = (*TINY_MLM, "--data.path", "corpus", "--output-dir", "run")
 LATEST = ("--resume", "latest")
 
 
+@pytest.mark.long  # test_run_progress.py decides the same
 def test_a_stop_before_the_validation_that_decides_a_gate_does_not_skip_it(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     gate = ("--loop.gates", "val/loss < 0.01 at 3")

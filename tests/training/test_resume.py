@@ -133,6 +133,7 @@ def _command_lines(group: int) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.long  # test_start.py stops a start at each moment
 def test_a_kill_before_the_first_save_keeps_the_checkpoint_of_another_run(place: Path) -> None:
     """The same command, repeated, means the same; so does --resume latest."""
     flags = [*EIGHT, "--loop.steps", 12, "--output-dir", "other"]

@@ -44,7 +44,7 @@ def test_after_max_hours_no_launcher_restarts_the_run() -> None:
     assert stopping.EXIT_CODES[decides.decision] == 130
 
 
-@pytest.mark.slow
+@pytest.mark.long  # the tests above decide; test_gates.py in memory
 def test_max_hours_and_then_a_gate_end_a_run_that_is_saved(tmp_path: Path) -> None:
     """A run that a gate has ended is not continued unnoticed."""
     write_corpus(tmp_path)
