@@ -25,7 +25,7 @@ from jaxtrain.errors import (
 # Before the first step: time for the main thread to close files and workers. It cannot while it
 # compiles; then the process ends without that.
 UNWIND_S = 5.0
-# Delay before a stop that Python dropped in a finalizer is raised again.
+# How often the thread looks whether Python dropped the stop, and then sends a signal again.
 _AGAIN_S = 0.02
 # The same as UNWIND_S after a second Ctrl-C, when a step or a save may hold the main thread.
 AT_ONCE_S = 1.0
@@ -108,7 +108,7 @@ class StopSignals:
         self._held = False
         self._ending = False
         self._at_once = False
-        self._again: threading.Timer | None = None
+        self._dropped = False  # Python dropped the stop, in a finalizer or a garbage collection
         self._of_another: Wish | None = None  # what another process of the run asked for
         # Signals that the main thread and the listener have received.
         self._received: tuple[list[int], list[int]] = ([], [])
@@ -138,21 +138,18 @@ class StopSignals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if (again := self._again) is not None:
-            self._held = True  # a stop that is raised again now interrupts nothing
-            again.cancel()
-            again.join()  # its SIGTERM must not arrive after the handlers are gone
+        sys.unraisablehook = self._hook_before
+        signal.set_wakeup_fd(self._wakeup_before)
+        # At once: the listener stays, since the interpreter waits for threads, such as a save's.
+        if not (self._at_once and kind is KeyboardInterrupt):
+            self._dropped = False  # what the listener still sends interrupts nothing
+            self._left.set()
+            self._mouth.close()
+            self._thread.join()  # it sends no signal after the handlers are gone
+            self._ear.close()
         for number, handler in self._before.items():
             # None: a handler that was not installed from Python cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        sys.unraisablehook = self._hook_before
-        if self._at_once and kind is KeyboardInterrupt:
-            return  # the listener stays: the interpreter waits for threads, such as a save's
-        self._left.set()
-        self._mouth.close()
-        self._thread.join()
-        self._ear.close()
 
     def hold(self) -> None:
         """Marks that there are steps to save: from here on a signal waits for the loop."""
@@ -189,15 +186,13 @@ class StopSignals:
             then()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._again is not None and self.requested is not None:
-            self._again = None
-            if self._held:
-                return  # meanwhile there are steps to save: the loop reads ``received_signal``
-            raise Stopped(self.requested)
         if self._is_second_ctrl_c(number, self._received[0]):
             self._at_once = True
             raise KeyboardInterrupt
         if self.requested is not None:  # launchers repeat SIGTERM
+            if self._dropped and not self._held:
+                self._dropped = False
+                raise Stopped(self.requested)
             return
         self.requested = self._wish(number)
         if not self._held:
@@ -215,13 +210,13 @@ class StopSignals:
         return next(name for name in _SIGNALS if signal.Signals[name] == number)
 
     def _on_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        """Raises a stop again that Python dropped in a finalizer or a garbage collection."""
+        """Has a stop raised again that Python dropped in a finalizer or a garbage collection."""
         if not isinstance(unraisable.exc_value, Stopped):
             self._hook_before(unraisable)
             return
-        # Delayed: here it would be dropped again. Not by SIGINT, which would be a second Ctrl-C.
-        self._again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
-        self._again.start()
+        # The listener raises it. Nothing may follow here: Python runs handlers after a call, and a
+        # stop that is raised in this hook is lost.
+        self._dropped = True
 
     def _listen(self) -> None:
         while number := self._ear.recv(1):
@@ -240,7 +235,19 @@ class StopSignals:
             self.received_signal = wish
             self._then()
             if not is_held:
-                self._end_within(UNWIND_S, CODES[wish])
+                self._end_unless_held(CODES[wish])
+
+    def _end_unless_held(self, code: int) -> None:
+        """Waits until the main thread has left or holds; after ``UNWIND_S``, ends the process.
+
+        Raises the stop again if Python dropped it.
+        """
+        deadline = time.monotonic() + UNWIND_S
+        while not self._held and not self._left.wait(_AGAIN_S):
+            if self._dropped:  # not SIGINT, which would be a second Ctrl-C
+                os.kill(os.getpid(), signal.SIGTERM)
+            if time.monotonic() > deadline:
+                self._end_within(0, code)
 
     def _end_within(self, limit_s: float, code: int) -> None:
         if self.ends_process and not self._left.wait(limit_s):
