@@ -43,7 +43,7 @@ def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceiling
     )
 
 
-def _products(device: jax.Device, dtype: jnp.dtype | type, at_most_s: float) -> float:
+def _products(device: jax.Device, dtype: jax.typing.DTypeLike, at_most_s: float) -> float:
     """Measures FLOP/s, 2 n^3 per matmul of random matrices (zeros would let a GPU clock higher)."""
     side = _of(_SIDE, device)
     keys = jax.random.split(jax.random.key(0))
