@@ -122,7 +122,6 @@ class CausalConfig(ModelConfig):
     vocab_size: int
     sequence_length: int
     remat: Remat
-    loss_piece: int
     dropout: float = 0.0
 
     @property
@@ -146,7 +145,7 @@ class CausalConfig(ModelConfig):
         return self.sizes.head_width
 
     def check(self) -> None:
-        """Checks that heads and chunks divide widths and sequences."""
+        """Checks that heads divide widths, and key heads query heads."""
         sizes, field = self.sizes, f"model.{self.width_field}"
         d, n, h = sizes.hidden, sizes.heads, sizes.kv_heads
         if d % (2 * n):
@@ -158,7 +157,6 @@ class CausalConfig(ModelConfig):
                 f"model.heads={n} must divide {field}={d} into an even head width: {near}",
                 about=("model.heads", field),
             )
-        chunked_loss.check_chunk(self.loss_piece, self.sequence_length)
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
@@ -402,7 +400,7 @@ class Head(nnx.Module):
             self.words = normal_init(rngs, shape, self.kind.head_std)
         else:
             self.words = nnx.Param(jnp.zeros(shape))
-        self.norm_eps, self.chunk = sizes.norm_eps, config.loss_piece
+        self.norm_eps = sizes.norm_eps
 
     def __call__(
         self,
@@ -413,9 +411,7 @@ class Head(nnx.Module):
     ) -> chunked_loss.Predictions:
         """Computes the cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = self._normalized(x_BSD), self._words(embedding)
-        return chunked_loss.predict(
-            x_BSD, words, targets_BS, weight_BS, cap=self.kind.cap, chunk=self.chunk
-        )
+        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=self.kind.cap)
 
     def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
         """Returns all logits, float32 [B, S, V]."""

@@ -27,7 +27,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import causal
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
-from jaxtrain.ops import attention, chunked_loss
+from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init, uniform_init
 from jaxtrain.ops.layers import Remat
 
@@ -185,8 +185,6 @@ class Config(causal.CausalConfig):
     backward pass; none: keep everything."""
     norm_eps: bounds.Epsilon = float(jnp.finfo(jnp.float32).eps)
     """Epsilon that is added to the mean square in each norm."""
-    loss_piece: bounds.Tokens = 128
-    """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a weights file, a
     transformers folder (NanoChatForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face
@@ -417,7 +415,6 @@ class Config(causal.CausalConfig):
             heads=None if sizes.heads == usual else sizes.heads,
             kv_heads=None if sizes.kv_heads == sizes.heads else sizes.kv_heads,
             norm_eps=sizes.norm_eps,
-            loss_piece=chunked_loss.fitting_chunk(cls.loss_piece, sizes.sequence_length),
         )
 
     def build(self, rngs: nnx.Rngs) -> "GPT":
@@ -499,7 +496,7 @@ class Config(causal.CausalConfig):
     @classmethod
     def tiny(cls) -> "Config":
         """Returns two layers of width 16 with two heads, 16 tokens per sequence, vocabulary 50."""
-        return cls(vocab_size=50, sequence_length=16, depth=2, width=16, heads=2, loss_piece=4)
+        return cls(vocab_size=50, sequence_length=16, depth=2, width=16, heads=2)
 
 
 class GPT(causal.CausalModel):

@@ -18,7 +18,6 @@ from jaxtrain.config import bounds
 from jaxtrain.models import causal
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
-from jaxtrain.ops import chunked_loss
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat
 
@@ -80,8 +79,6 @@ class Config(causal.CausalConfig):
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""
-    loss_piece: bounds.Tokens = 128
-    """Tokens per sequence whose logits are in memory at the same time; fewer use less memory."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
     (LlamaForCausalLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""
@@ -131,8 +128,7 @@ class Config(causal.CausalConfig):
     @classmethod
     def from_sizes(cls, sizes: Sizes) -> "Config":
         """Returns the config of a network without dropout."""
-        chunk = chunked_loss.fitting_chunk(cls.loss_piece, sizes.sequence_length)
-        return cls(dropout=0.0, loss_piece=chunk, **dataclasses.asdict(sizes))
+        return cls(dropout=0.0, **dataclasses.asdict(sizes))
 
     def build(self, rngs: nnx.Rngs) -> "Llama":
         """Builds the module, with new float32 parameters."""
@@ -164,7 +160,6 @@ class Config(causal.CausalConfig):
             heads=4,
             kv_heads=2,
             ff=24,
-            loss_piece=4,
         )
 
 

@@ -211,6 +211,12 @@ class Copies:
         return result
 
 
+def rows_per_device(rows: int) -> int:
+    """Returns how many rows of a batch each device computes; all if the mesh is unknown."""
+    mesh = _devices.get().mesh
+    return rows if mesh is None or _is_one_device() else -(-rows // mesh.size)
+
+
 def copies(array: jax.Array, rows: int) -> Copies | None:
     """Returns copies of an array; None on CPUs, or if the mesh is unknown or has one device.
 

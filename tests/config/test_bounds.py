@@ -18,11 +18,8 @@ MODELS: dict[str, Any] = {
     "wan_vae": wan_vae.Config.tiny(),
 }
 SIZES = {
-    "gpt": ("vocab_size", "sequence_length", "depth", "width", "heads", "kv_heads", "loss_piece"),
-    "llama": (
-        *("vocab_size", "sequence_length", "hidden", "layers", "heads", "kv_heads", "ff"),
-        "loss_piece",
-    ),
+    "gpt": ("vocab_size", "sequence_length", "depth", "width", "heads", "kv_heads"),
+    "llama": (*("vocab_size", "sequence_length", "hidden", "layers", "heads", "kv_heads", "ff"),),
     "mlm": ("vocab_size", "sequence_length", "hidden", "layers", "heads", "ff", "pad_id"),
     "modern_bert": ("hidden", "layers", "heads", "ff", "local_attention"),
     "video_ae": ("frames", "height", "width", "patch_size", "latent_channels", "encoder_width"),

@@ -12,9 +12,9 @@ from program import CHECKOUT
 WORDS = ("--model.vocab_size", "50", "--model.sequence_length", "16", "--data.batch_size", "4")
 TINY = {
     "mlm_vs_transformers": "--model.hidden 16 --model.layers 1 --model.heads 2",
-    "gpt_vs_torch": "--model.depth 2 --model.width 16 --model.heads 4 --model.kv_heads 2 "
     # Output layers start at zero: at this rate they grow enough to reveal a wrong rotation.
-    "--model.loss_piece 8 --optim.peak_lr 0.03",
+    "gpt_vs_torch": "--model.depth 2 --model.width 16 --model.heads 4 --model.kv_heads 2 "
+    "--optim.peak_lr 0.03",
 }
 ONCE = ("--rounds", "1", "--processes", "1")
 

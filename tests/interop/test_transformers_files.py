@@ -118,7 +118,7 @@ def test_a_generated_text_ends_only_at_an_eos(tmp_path: Path) -> None:
 
 def test_a_shorter_model_limits_the_tokenizer(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "hf", "no bos") / "tokenizer.json"
-    short = dataclasses.replace(MODEL, sequence_length=8, loss_piece=8)
+    short = dataclasses.replace(MODEL, sequence_length=8)
     words = tokenizers.Tokenizer.from_file(str(source))
     huggingface.write(tmp_path / "out", short, random_params(short), words, source)
     described = json.loads((tmp_path / "out/tokenizer_config.json").read_text())

@@ -1,7 +1,6 @@
 """Tests the GPT: its attention mask, the sizes derived from depth, and nanochat's numbers."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,6 @@ def test_each_parameter_is_in_exactly_one_group() -> None:
         ({"heads": 16}, r"model.heads=16 must divide .*: use 8"),
         ({"kv_heads": 3}, r"model.kv_heads=3 must divide the 2 query heads .* use 2"),
         ({"width": 0}, r"model.width=0: use at least 1, or None"),
-        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -126,7 +124,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def reference(checkout: Path) -> Nanochat:
     """Results of nanochat at c75fe54 for a model of two layers."""
     path = checkout / "tests/fixtures/gpt_d2_mha.npz"
-    return Nanochat(path, functools.partial(gpt.Config, loss_piece=16), drawn)
+    return Nanochat(path, gpt.Config, drawn)
 
 
 def test_logits_loss_and_gradients_match_nanochat(reference: Nanochat) -> None:

@@ -19,7 +19,7 @@ from jaxtrain.optim import build, muon
 from jaxtrain.training import state
 
 TINY = gpt.Config.of_2026(
-    vocab_size=50, sequence_length=256, depth=4, width=32, heads=4, kv_heads=2, loss_piece=64
+    vocab_size=50, sequence_length=256, depth=4, width=32, heads=4, kv_heads=2
 )
 KEYS = jax.random.split(jax.random.key(7), 2)
 

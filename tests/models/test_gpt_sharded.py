@@ -1,6 +1,7 @@
 """Tests three steps of the GPT with Muon, on one device and sharded over eight."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import optax
@@ -9,6 +10,7 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.models import gpt
+from jaxtrain.ops import chunked_loss
 from jaxtrain.optim import build
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
@@ -22,7 +24,7 @@ SETTINGS = dataclasses.replace(
 
 # Of two layers, the middle one is the last, and backout would change nothing.
 OF_2026 = gpt.Config.of_2026(
-    vocab_size=50, sequence_length=256, depth=3, width=32, heads=4, kv_heads=2, loss_piece=64
+    vocab_size=50, sequence_length=256, depth=3, width=32, heads=4, kv_heads=2
 )
 SETTINGS_OF_2026 = dataclasses.replace(
     SETTINGS,
@@ -30,6 +32,14 @@ SETTINGS_OF_2026 = dataclasses.replace(
     max_grad_norm=None,
     muon=config.Muon(equilibrate=True, polar_express=True, variance_b2=0.9, cautious_decay=True),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    """The loss is computed in several chunks, of other sizes on other numbers of devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_loss, "CHUNK_TOKENS", 64)
+        yield
 
 
 def optimizer(data: int, fsdp: int, model: gpt.Config = MODEL) -> optax.GradientTransformation:

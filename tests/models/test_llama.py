@@ -151,7 +151,6 @@ def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
         ({"heads": 3}, r"model.heads=3 must divide model.hidden=16 .*: use 2"),
         ({"kv_heads": 3}, r"model.kv_heads=3 must divide the 4 query heads .*: use 2"),
         ({"dropout": 1.0}, r"model.dropout=1.0: use a number of at least 0"),
-        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -36,13 +36,26 @@ def plainly(x: jax.Array, words: jax.Array, targets: jax.Array, weight: jax.Arra
     return jnp.where(targets < 0, 0.0, cost * weight).sum()
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 5, 100])
-def test_chunks_give_the_plain_loss_and_its_gradients(chunk: int) -> None:
+@pytest.fixture(params=[1, 4, 5, 100])
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Tokens of each sequence in a chunk, at most; 5 do not divide a sequence."""
+    size: int = request.param
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", ROWS * size)
+    return size
+
+
+@pytest.fixture
+def four_per_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", ROWS * 4)
+
+
+@pytest.mark.usefixtures("chunk")
+def test_chunks_give_the_plain_loss_and_its_gradients() -> None:
     x, words, targets, weight = inputs()
 
     def in_pieces(x: jax.Array, words: jax.Array) -> jax.Array:
         # Not the sum itself: the gradient must include the function applied to it.
-        found = chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=chunk)
+        found = chunked_loss.predict(x, words, targets, weight, cap=CAP)
         return 0.25 * found.total + jnp.square(found.total) / 1000
 
     def plain(x: jax.Array, words: jax.Array) -> jax.Array:
@@ -55,15 +68,16 @@ def test_chunks_give_the_plain_loss_and_its_gradients(chunk: int) -> None:
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
         scale = float(np.linalg.norm(theirs))
         assert np.linalg.norm(ours - theirs) < 1e-6 * scale
-    without_gradient = chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=chunk)
+    without_gradient = chunked_loss.predict(x, words, targets, weight, cap=CAP)
     np.testing.assert_allclose(
         without_gradient.total, plainly(x, words, targets, weight), rtol=1e-6
     )
 
 
+@pytest.mark.usefixtures("chunk")
 def test_costs_and_hits_are_computed_per_position() -> None:
     x, words, targets, weight = inputs()
-    found = chunked_loss.predict(x, words, targets, weight, cap=None, chunk=4)
+    found = chunked_loss.predict(x, words, targets, weight, cap=None)
     logits = np.asarray(jnp.einsum("bsd,vd->bsv", x, words), np.float64)
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     for row, at in np.ndindex(ROWS, LENGTH):
@@ -88,12 +102,13 @@ def shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
                     yield from shapes(one)
 
 
+@pytest.mark.usefixtures("four_per_chunk")
 def test_the_full_logits_never_exist() -> None:
     """Neither forward nor backward; and no matmul of the logits is computed twice."""
     x, words, targets, weight = inputs()
 
     def loss(x: jax.Array, words: jax.Array) -> jax.Array:
-        return chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=4).total
+        return chunked_loss.predict(x, words, targets, weight, cap=CAP).total
 
     program = jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(x, words)
     found = set(shapes(program))
