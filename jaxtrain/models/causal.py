@@ -28,7 +28,7 @@ from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.ops import attention, chunked_loss, generation, token_frequencies
 from jaxtrain.ops.init import normal_init, uniform_init
-from jaxtrain.ops.layers import Remat, capped, dropout, embed, remat, split_keys
+from jaxtrain.ops.layers import Remat, capped, dropout, embed, remat, split_keys, squared_relu
 
 Kernel = Callable[[nnx.Rngs, int, int], nnx.Param[jax.Array]]
 """Draws an initial kernel [in, out]."""
@@ -343,7 +343,7 @@ class Block(nnx.Module):
         x_BSD = x_BSD + dropout(h_BSD, self.dropout, of_attention)
         h_BSD = self._norm(x_BSD, self.ff_norm)
         if self.gate is None:
-            h_BSF = jnp.square(jax.nn.relu(h_BSD @ self.up[...]))
+            h_BSF = squared_relu(h_BSD @ self.up[...])
         else:
             h_BSF = jax.nn.silu(h_BSD @ self.gate[...]) * (h_BSD @ self.up[...])
         h_BSD = dropout(h_BSF, self.dropout, of_ff) @ self.down[...]

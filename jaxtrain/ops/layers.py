@@ -222,6 +222,27 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 @jax.custom_vjp
+def squared_relu(x: jax.Array) -> jax.Array:
+    """Computes `max(x, 0)^2` (https://arxiv.org/abs/2109.08668).
+
+    Its slope is twice the root of the result, which the next matmul keeps anyway: `x` is not kept.
+    """
+    return jnp.square(jax.nn.relu(x))
+
+
+def _squared_relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = squared_relu(x)
+    return y, y
+
+
+def _squared_relu_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    return ((2 * jnp.sqrt(y.astype(jnp.float32)) * grad.astype(jnp.float32)).astype(y.dtype),)
+
+
+squared_relu.defvjp(_squared_relu_forward, _squared_relu_backward)
+
+
+@jax.custom_vjp
 def geglu(x: jax.Array) -> jax.Array:
     """Computes `gelu(a) b` of the halves `[a, b]` of the last axis (https://arxiv.org/abs/2002.05202).
 

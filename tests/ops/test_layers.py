@@ -158,6 +158,18 @@ def test_geglu_is_the_product_of_its_halves_with_its_gradient() -> None:
     assert layers.geglu(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+def test_squared_relu_has_its_gradient_and_keeps_only_its_result() -> None:
+    x = jnp.asarray([-2.0, -0.0, 0.0, 0.3, 1.0, 1e3])
+    y, pull = jax.vjp(layers.squared_relu, x)
+    np.testing.assert_allclose(y, np.maximum(x, 0) ** 2, rtol=1e-6)
+    (slope,) = pull(jnp.ones_like(x))
+    np.testing.assert_allclose(slope, 2 * np.maximum(x, 0), rtol=1e-6)
+    kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.shape == x.shape]
+    np.testing.assert_array_equal(kept, [y])
+    low = jax.vjp(layers.squared_relu, x.astype(jnp.bfloat16))[1](jnp.ones_like(y, jnp.bfloat16))
+    np.testing.assert_allclose(low[0].astype(jnp.float32), slope, rtol=2**-7)
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_keeps_the_mean(rate: float) -> None:
     keys = jax.random.split(jax.random.key(7), 4)
