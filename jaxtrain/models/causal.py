@@ -372,12 +372,10 @@ class Block(nnx.Module):
         return q_BSNK, k_BSHK, v_BSHK
 
     def _rotated(self, x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
-        rotated = attention.rotate(x_BSNK, cos_SI, sin_SI)
-        if self.kind.qk_norm:
-            rotated = self._norm(rotated, None)
-        if self.kind.qk_scale != 1:
-            rotated = self.kind.qk_scale * rotated
-        return rotated.astype(x_BSNK.dtype)
+        if not self.kind.qk_norm:
+            return attention.rotate(x_BSNK, cos_SI, sin_SI)
+        eps, scale = self.sizes.norm_eps, self.kind.qk_scale
+        return attention.rotate_normalized(x_BSNK, cos_SI, sin_SI, eps, scale)
 
     def _norm(self, x: jax.Array, scale: nnx.Param[jax.Array] | None) -> jax.Array:
         return attention.rms_norm(x, self.sizes.norm_eps, None if scale is None else scale[...])

@@ -280,9 +280,7 @@ class Layer(nnx.Module):
         b, s, d = x_BSD.shape
         h_BSD = x_BSD if self.attention_norm is None else self.attention_norm(x_BSD)
         qkv_BS3NK = (h_BSD @ self.qkv[...]).reshape(b, s, 3, self.heads, d // self.heads)
-        q_BSNK, k_BSNK = (
-            attention.rotate(qkv_BS3NK[:, :, i], cos_SI, sin_SI).astype(x_BSD.dtype) for i in (0, 1)
-        )
+        q_BSNK, k_BSNK = (attention.rotate(qkv_BS3NK[:, :, i], cos_SI, sin_SI) for i in (0, 1))
         attend = attention.attend_near if visible.ndim == 4 else attention.attend
         seen_BSNK = attend(q_BSNK, k_BSNK, qkv_BS3NK[:, :, 2], visible)
         x_BSD = x_BSD + seen_BSNK.reshape(b, s, d) @ self.attention_out[...]

@@ -92,15 +92,98 @@ def rotary(
     return jnp.cos(angles_SI), jnp.sin(angles_SI)
 
 
+@jax.custom_vjp
 def rotate(x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + K / 2) of each head by the position's angles; float32.
+    """Rotates the pairs (i, i + K / 2) of each head by the position's angles.
 
     As in nanochat, `y1 = x1 cos + x2 sin` and `y2 = x2 cos - x1 sin`: the product of a rotated
-    query and a rotated key depends only on the difference of their positions.
+    query and a rotated key depends only on the difference of their positions. The angles get no
+    gradient.
+
+    Returns:
+        [B, S, N, K] in the dtype of `x_BSNK`; float32 inside.
     """
+    return _rotated(x_BSNK, cos_SI, sin_SI).astype(x_BSNK.dtype)
+
+
+Angles = tuple[jax.Array, jax.Array]
+
+
+def _rotate_forward(
+    x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array
+) -> tuple[jax.Array, Angles]:
+    return rotate(x_BSNK, cos_SI, sin_SI), (cos_SI, sin_SI)
+
+
+def _rotate_backward(angles: Angles, grad_BSNK: jax.Array) -> tuple[jax.Array, None, None]:
+    cos_SI, sin_SI = angles
+    grad_BSNK = _written(grad_BSNK)
+    return _rotated(grad_BSNK, cos_SI, -sin_SI).astype(grad_BSNK.dtype), None, None
+
+
+rotate.defvjp(_rotate_forward, _rotate_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def rotate_normalized(
+    x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array, eps: float, scale: float
+) -> jax.Array:
+    """Rotates as :func:`rotate` does, and divides each head by the root of its mean square.
+
+    A rotation changes no mean square. So the inverse root is that of the input, and the gradient
+    needs only it and the result, in the dtype of `x_BSNK`. With the gradients of the separate
+    operations, XLA keeps float32 halves of all heads: 17 of the 238 GB that the step of a GPT moves
+    (12 layers, 32 sequences of 2,048 tokens, jax 0.10.2, for an H100).
+
+    Args:
+        x_BSNK: queries or keys.
+        cos_SI, sin_SI: as for :func:`rotate`.
+        eps: added to the mean square.
+        scale: factor on the result.
+    """
+    return _normalized_forward(x_BSNK, cos_SI, sin_SI, eps, scale)[0]
+
+
+def _normalized_forward(
+    x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array, eps: float, scale: float
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Angles]]:
+    square_BSN1 = jnp.square(x_BSNK.astype(jnp.float32)).mean(-1, keepdims=True)
+    inverse_BSN1 = _written(scale * lax.rsqrt(square_BSN1 + eps))
+    y_BSNK = (_rotated(x_BSNK, cos_SI, sin_SI) * inverse_BSN1).astype(x_BSNK.dtype)
+    return y_BSNK, (y_BSNK, inverse_BSN1, (cos_SI, sin_SI))
+
+
+def _normalized_backward(
+    eps: float,
+    scale: float,
+    kept: tuple[jax.Array, jax.Array, Angles],
+    grad_BSNK: jax.Array,
+) -> tuple[jax.Array, None, None]:
+    """Rotates `inverse (grad - y mean(grad y))` back, with y of root mean square 1."""
+    del eps
+    y_BSNK, inverse_BSN1, (cos_SI, sin_SI) = kept
+    y_BSNK, grad_BSNK = _written(y_BSNK), _written(grad_BSNK)
+    product_BSNK = grad_BSNK.astype(jnp.float32) * y_BSNK.astype(jnp.float32)
+    along_BSN1 = _written(product_BSNK.mean(-1, keepdims=True) / scale**2)
+    grad_x_BSNK = _rotated(grad_BSNK, cos_SI, -sin_SI) - along_BSN1 * _rotated(
+        y_BSNK, cos_SI, -sin_SI
+    )
+    return (inverse_BSN1 * grad_x_BSNK).astype(grad_BSNK.dtype), None, None
+
+
+rotate_normalized.defvjp(_normalized_forward, _normalized_backward)
+
+
+def _rotated(x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
     first, second = jnp.split(x_BSNK.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos_SI[None, :, None], sin_SI[None, :, None]
     return jnp.concatenate([first * cos + second * sin, second * cos - first * sin], axis=-1)
+
+
+def _written(x: jax.Array) -> jax.Array:
+    """Has a GPU write an array that it would else keep in float32, or compute again."""
+    written: jax.Array = x if platform() == "cpu" else lax.optimization_barrier(x)
+    return written
 
 
 def attend(

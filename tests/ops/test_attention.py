@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,47 @@ def test_products_depend_only_on_the_difference_of_positions() -> None:
         along = np.diagonal(scores, offset)
         np.testing.assert_allclose(along, along[0], atol=1e-5)
     assert np.ptp(scores[0]) > 0.1, "positions play no part"
+
+
+@pytest.mark.parametrize(("eps", "scale"), [(1e-6, 1.0), (0.5, 1.2)])
+def test_rotation_and_norm_have_the_gradient_of_their_formula(eps: float, scale: float) -> None:
+    x, grad = normal((2, LENGTH, 3, WIDTH)), normal((2, LENGTH, 3, WIDTH), 1)
+    cos, sin = attention.rotary(LENGTH, WIDTH, 10_000.0)
+
+    def by_formula(x: jax.Array) -> jax.Array:
+        first, second = jnp.split(x, 2, axis=-1)
+        c, s = cos[None, :, None], sin[None, :, None]
+        turned = jnp.concatenate([first * c + second * s, second * c - first * s], axis=-1)
+        return scale * attention.rms_norm(turned, eps)
+
+    def ours(x: jax.Array) -> jax.Array:
+        return attention.rotate_normalized(x, cos, sin, eps, scale)
+
+    for y, want in zip(of_both(ours, x, grad), of_both(by_formula, x, grad), strict=True):
+        np.testing.assert_allclose(y, want, rtol=0, atol=2e-6)
+
+
+def test_the_gradient_of_a_rotation_is_the_rotation_back() -> None:
+    x, grad = normal((2, LENGTH, 3, WIDTH)), normal((2, LENGTH, 3, WIDTH), 1)
+    cos, sin = attention.rotary(LENGTH, WIDTH, 10_000.0)
+    y, of_x = of_both(lambda x: attention.rotate(x, cos, sin), x, grad)
+    # A rotation is linear and keeps products.
+    assert float((y * grad).sum()) == pytest.approx(float((x * of_x).sum()), rel=1e-5)
+    np.testing.assert_allclose(attention.rotate(of_x, cos, sin), grad, rtol=0, atol=2e-6)
+
+
+def of_both(
+    function: Callable[[jax.Array], jax.Array], x: jax.Array, grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a function's value, and the gradient of its product with `grad`."""
+
+    @jax.jit
+    def value_and_gradient(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y, pull = jax.vjp(function, x)
+        return y, *pull(grad)
+
+    both: tuple[jax.Array, jax.Array] = value_and_gradient(x)
+    return both
 
 
 # ---- attention --------------------------------------------------------------------------------
