@@ -183,7 +183,8 @@ def test_three_steps_match_nanochat(reference: Nanochat) -> None:
     optimizer = build.make_optimizer(
         OPTIM, 10**9, reference.definition.params, groups, precision="float32"
     )
-    params, losses = reference.params, []
+    params, losses = reference.params, list[float]()
+    first = reference.weights
     update, opt = jax.jit(optimizer.update), optimizer.init(params)
     for number in range(4):
         loss, grads = reference.gradient(params)
@@ -199,9 +200,9 @@ def test_three_steps_match_nanochat(reference: Nanochat) -> None:
     names = [name for name in want if name.startswith("after3/")]
     assert len(names) == 8
     for name in names:
-        np.testing.assert_allclose(
-            found[name.removeprefix("after3/")], want[name], rtol=0, atol=2e-4, err_msg=name
-        )
+        ours, before = (weights[name.removeprefix("after3/")] for weights in (found, first))
+        # Not each number: where a gradient is tiny, its rounding decides AdamW's step.
+        assert np.linalg.norm(ours - want[name]) < 1e-4 * np.linalg.norm(want[name] - before), name
 
 
 def test_each_parameter_is_in_exactly_one_group() -> None:
