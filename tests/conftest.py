@@ -7,11 +7,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 # Tests compile a lot and compute little. Without optimization and without XLA's newer emitters of
-# fusions, the programs of an autoencoder compile in a third of the time: 4 instead of 12 CPU seconds.
-# jaxlib 0.12 has only the newer emitters: a step of a video autoencoder compiles in 22 CPU seconds
-# at level 1, in 8 with the preset, and in 5 at level 0 with it (2.3 with jaxlib 0.10.2). XLA divides
-# a program into up to 32 modules of LLVM: a single one saves a tenth with jax 0.10.2, and 17 of 42
-# CPU seconds with 0.12.0. No flag changes shardings.
+# fusions, the programs of an autoencoder compile in a third of the time: 4 instead of 12 CPU
+# seconds. jaxlib 0.12 has only the newer emitters: a step of a video autoencoder compiles in 22 CPU
+# seconds at level 1, in 8 with the preset, and in 5 at level 0 with it (2.3 with jaxlib 0.10.2).
+# XLA divides a program into up to 32 modules of LLVM: a single one saves a tenth with jax 0.10.2,
+# and 17 of 42 CPU seconds with 0.12.0. No flag changes shardings.
 if version("jaxlib").startswith("0.10."):
     _FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 else:

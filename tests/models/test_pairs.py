@@ -57,6 +57,33 @@ def test_pairs_compute_what_two_convolutions_do(stride: int, remat: blocks.Video
         close(result(by_pair, trained), result(plain, trained))
 
 
+def test_a_gpu_gets_units_of_eight_channels_and_the_bias_in_the_kernel() -> None:
+    x, weights = normal(0, 1, 2, 4, 4, 6), pair(6, 24, 12)
+
+    def loss(weights: pairs.Pair) -> jax.Array:
+        y = pairs.by_pair(x, weights, as_it_is, 1, "none")
+        assert y.shape == (1, 2, 4, 4, 12)
+        return y.sum()
+
+    with per_device.tracing(platform="cuda"):
+        programs = list(_programs(jax.make_jaxpr(jax.grad(loss))(weights).jaxpr))
+    convolved = {
+        array.aval.shape[-1]
+        for program in programs
+        for equation in program.eqns
+        if equation.primitive.name == "conv_general_dilated"
+        for array in (*equation.invars, *equation.outvars)
+    }
+    assert convolved == {8, 24, 16}
+    summed = [
+        equation.outvars[0].aval.size
+        for program in programs
+        for equation in program.eqns
+        if equation.primitive.name == "reduce_sum" and equation.invars[0].aval.ndim == 4
+    ]
+    assert summed == [16]  # the last bias, not that of 24 channels between the convolutions
+
+
 def test_intermediates_exist_for_one_frame_at_a_time() -> None:
     """Forward and backward, no array has the intermediate's width and all three frames."""
     x, weights = normal(0, 1, 3, 4, 4, 2), pair(2, 17, 2)

@@ -26,7 +26,7 @@ def after_matrix(matrix_IM: jax.Array, kernel_33MO: jax.Array) -> jax.Array:
 def side_by_side(kernel_33IO: jax.Array, count: int) -> jax.Array:
     """Builds one convolution of `count` frames stacked as channels: [3, 3, N I, N O].
 
-    Multiplying by the zeros costs nothing where I is small: a GPU pads to 8 channels anyway.
+    Multiplying by the zeros costs nothing where N I is small: a GPU needs a multiple of 8 channels.
     """
     kernel = _sum("nm,yxio->yxnimo", np.eye(count), kernel_33IO)
     return kernel.reshape(_SIDE, _SIDE, count * kernel_33IO.shape[2], -1)
