@@ -328,8 +328,7 @@ def _save(session: _Session) -> Rows:
 def _shares(session: _Session, rows: Rows) -> Rows:
     """Measures the device's peaks, and how close the synthetic step comes to them and to others.
 
-    The others are the datasheet's peaks: the step's efficiency is the fraction of them that it
-    reaches, by the arithmetic of ``plan``.
+    The others are the datasheet's peaks and the step's serial bound, by the arithmetic of ``plan``.
     """
     peaks = ceilings.measure()
     shares: Rows = {
@@ -351,7 +350,8 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     if card is not None:
         time = prediction.step_time(session.cost, card, built.run.precision)
         shares["synthetic/step_at_peaks"] = max(time.arithmetic, time.memory)
-        shares["synthetic/efficiency"] = shares["synthetic/step_at_peaks"] / step_s
+        shares["synthetic/serial_bound"] = time.serial
+        shares["synthetic/of_serial_bound"] = time.serial / step_s
     return shares
 
 
