@@ -64,9 +64,12 @@ def test_the_step_is_compared_with_the_peaks_and_with_its_serial_bound(
     built = SimpleNamespace(run=SimpleNamespace(precision="bfloat16"))
     session: Any = SimpleNamespace(built=built, cost=cost)
     at_peak = 2 * 256**3 / h100.bf16_flops
-    rows = {"synthetic/step": {"median_s": 2 * at_peak}}
-    rows = measurement._shares(session, rows | {"synthetic/flops_per_second_per_device": 0.25e12})
-    assert rows["synthetic/share_of_measured_flops"] == 0.25
-    assert rows["synthetic/step_at_peaks"] == pytest.approx(at_peak)
-    assert rows["synthetic/serial_bound"] == pytest.approx(at_peak / prediction.MATMULS)
-    assert rows["synthetic/of_serial_bound"] == pytest.approx(0.5 / prediction.MATMULS)
+    found = measurement._of_plan(session, 2 * at_peak)
+    assert found["synthetic/step_at_peaks"] == pytest.approx(at_peak)
+    assert found["synthetic/serial_bound"] == pytest.approx(at_peak / prediction.MATMULS)
+    assert found["synthetic/of_serial_bound"] == pytest.approx(0.5 / prediction.MATMULS)
+    rows = {
+        "synthetic/step": {"median_s": 2 * at_peak},
+        "synthetic/flops_per_second_per_device": 0.25e12,
+    }
+    assert measurement._shares(session, rows)["synthetic/share_of_measured_flops"] == 0.25
