@@ -37,6 +37,8 @@ TINY = (
     *("--data.batch_size", "1", "--data.workers", "0", "--data.train_split", "0.8"),
     *("--loop.eval_examples", "2"),
 )
+CLIPS = ("--frames", "12", "--height", "480", "--width", "720")  # as it validates
+TINY_CLIPS = ("--frames", "8", "--height", "32", "--width", "32")
 PARTS = 10  # of a run: each ends with a validation and a checkpoint
 KILLED_AFTER = 5.4
 # Seconds, assumed: the second start, the end of the run, and what follows it.
@@ -95,10 +97,11 @@ def main() -> None:
         size = f"{target.stat().st_size / 2**20:.1f} MiB" if target.exists() else "failed"
         one.row("export", f"{size}: {last(output)}", "jaxtrain export RUN taehv.safetensors")
     if one.begins("evaluation"):
-        size = ("--frames", "8", "--height", "32", "--width", "32") if flags.tiny else ()
-        output = one.command("evaluate", str(run), "--data", data, *size)
-        words = " ".join(("jaxtrain evaluate RUN --data CLIPS", *size))
-        one.row("evaluation", last(output, 6), words)
+        found, size = one.work / "evaluation.json", TINY_CLIPS if flags.tiny else CLIPS
+        found.unlink(missing_ok=True)
+        output = one.command("evaluate", str(run), "--data", data, *size, "--json", str(found))
+        result = means(found) if found.exists() else f"failed: {last(output)}"
+        one.row("evaluation", result, " ".join(("jaxtrain evaluate RUN --data CLIPS", *size)))
 
 
 def that_fit(left_s: float, steps_per_second: float) -> int:
@@ -171,9 +174,17 @@ def keep_pages(run: Path, folder: Path) -> None:
             shutil.copy(path, folder / f"a_{path.name}")
 
 
-def last(output: str, lines: int = 1) -> str:
-    """Returns the last lines of an output in one."""
-    return " / ".join(line.strip() for line in output.strip().splitlines()[-lines:] if line.strip())
+def means(path: Path) -> str:
+    """Describes what ``jaxtrain evaluate`` measured."""
+    found = json.loads(path.read_text())
+    estimates = {name: metric["estimates"][0] for name, metric in found["metrics"].items()}
+    listed = (f"{name} {estimate['mean']:.4g}" for name, estimate in estimates.items())
+    return f"{', '.join(listed)} ({len(found['clips'])} clips)"
+
+
+def last(output: str) -> str:
+    """Returns the last line of an output."""
+    return (output.strip().splitlines() or ["no output"])[-1]
 
 
 if __name__ == "__main__":
