@@ -27,7 +27,7 @@ import json, sys
 from jaxtrain.bench import request
 print("\\n" + json.dumps(request.findings(**json.loads(sys.argv[1]))))
 """
-_AUTOTUNE = "xla_gpu_per_fusion_autotune_cache_dir"  # jax's name, in its compilation cache
+AUTOTUNE = "xla_gpu_per_fusion_autotune_cache_dir"  # jax's name, in its compilation cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +246,7 @@ def pack(compiled: Path, kept: Path, at_most_mib: float) -> None:
     The first are small and take the longest to compute, so they come first.
     """
     files = [path for path in compiled.rglob("*") if path.is_file()]
-    files.sort(key=lambda path: (_AUTOTUNE not in path.parts, -path.stat().st_mtime))
+    files.sort(key=lambda path: (AUTOTUNE not in path.parts, -path.stat().st_mtime))
     left, part = at_most_mib * 2**20, kept.with_suffix(".part")
     with tarfile.open(part, "w") as archive:
         for path in files:
