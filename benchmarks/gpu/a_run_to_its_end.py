@@ -75,18 +75,18 @@ def main() -> None:
     before, took_s, output = until(one, train, run, round(KILLED_AFTER * every))
     reached = max(before, default=0)
     if not reached:
-        one.row(f"{NAME}, killed", f"failed: {last(output)}", shown)
+        one.row(f"{NAME}, killed", f"failed: {chapter.last(output)}", shown)
         return
     one.row(f"{NAME}, killed", f"SIGKILL after step {reached} of {steps}, {took_s:.0f} s", shown)
     if not one.begins("the resumed run"):
         return
     began = time.monotonic()
     output = one.command(*train, "--resume", "latest", at_most_s=one.left_s - 15)
-    after = records(run)
+    after = chapter.records(run)
     one.row(
         f"{NAME}, resumed to its end",
         f"{max(after, default=0)} of {steps} steps, {time.monotonic() - began:.0f} s, "
-        f"{computed_twice(before, after)}; {curve(after)}; {last(output)}",
+        f"{computed_twice(before, after)}; {curve(after)}" + ended(output),
         f"{shown} --resume latest",
     )
     keep_pages(run, one.folder)
@@ -95,12 +95,12 @@ def main() -> None:
         target.unlink(missing_ok=True)
         output = one.command("export", str(run), str(target))
         size = f"{target.stat().st_size / 2**20:.1f} MiB" if target.exists() else "failed"
-        one.row("export", f"{size}: {last(output)}", "jaxtrain export RUN taehv.safetensors")
+        one.row("export", size + ended(output), "jaxtrain export RUN taehv.safetensors")
     if one.begins("evaluation"):
         found, size = one.work / "evaluation.json", TINY_CLIPS if flags.tiny else CLIPS
         found.unlink(missing_ok=True)
         output = one.command("evaluate", str(run), "--data", data, *size, "--json", str(found))
-        result = means(found) if found.exists() else f"failed: {last(output)}"
+        result = means(found) if found.exists() else f"failed: {chapter.last(output)}"
         one.row("evaluation", result, " ".join(("jaxtrain evaluate RUN --data CLIPS", *size)))
 
 
@@ -126,27 +126,14 @@ def until(
         )
         try:
             while process.poll() is None and one.left_s > 0:
-                if max(records(run), default=0) >= step:
+                if max(chapter.records(run), default=0) >= step:
                     break
                 time.sleep(0.05)
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself
                 os.killpg(process.pid, signal.SIGKILL)
         finally:
             chapter.run_all.end(process)
-    return records(run), time.monotonic() - began, log.read_text()
-
-
-def records(run: Path) -> dict[int, dict[str, Any]]:
-    """Returns step -> what metrics.jsonl has of it; an incomplete line is not read."""
-    path = run / "metrics.jsonl"
-    merged: dict[int, dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        merged.setdefault(record["step"], {}).update(record)
-    return merged
+    return chapter.records(run), time.monotonic() - began, log.read_text()
 
 
 def computed_twice(before: dict[int, dict[str, Any]], after: dict[int, dict[str, Any]]) -> str:
@@ -174,17 +161,17 @@ def keep_pages(run: Path, folder: Path) -> None:
             shutil.copy(path, folder / f"a_{path.name}")
 
 
+def ended(output: str) -> str:
+    """Describes how a command failed; "" if it did not."""
+    return f"; {chapter.last(output)}" if "exit code" in chapter.last(output) else ""
+
+
 def means(path: Path) -> str:
     """Describes what ``jaxtrain evaluate`` measured."""
     found = json.loads(path.read_text())
     estimates = {name: metric["estimates"][0] for name, metric in found["metrics"].items()}
     listed = (f"{name} {estimate['mean']:.4g}" for name, estimate in estimates.items())
     return f"{', '.join(listed)} ({len(found['clips'])} clips)"
-
-
-def last(output: str) -> str:
-    """Returns the last line of an output."""
-    return (output.strip().splitlines() or ["no output"])[-1]
 
 
 if __name__ == "__main__":

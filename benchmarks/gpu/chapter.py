@@ -219,7 +219,7 @@ class Chapter:
             output, code = "", f"none, stopped after {at_most_s:.0f} s"
         finally:
             run_all.end(process)
-        return output if code == 0 else f"{output}\nexit code {code}"
+        return output if code == 0 else f"{output}\n{last(output)}: exit code {code}"
 
     def started(
         self,
@@ -265,3 +265,21 @@ def unpack(kept: Path, compiled: Path) -> None:
         for member in archive.getmembers():
             if not (compiled / member.name).exists():
                 archive.extract(member, compiled, filter="data")
+
+
+def records(run: Path) -> dict[int, dict[str, Any]]:
+    """Returns step -> what metrics.jsonl has of it; an incomplete line is not read."""
+    path = run / "metrics.jsonl"
+    merged: dict[int, dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        merged.setdefault(record["step"], {}).update(record)
+    return merged
+
+
+def last(output: str) -> str:
+    """Returns the last line of an output."""
+    return (output.strip().splitlines() or ["no output"])[-1]
