@@ -296,7 +296,7 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
     for name, words in (
         ("tokens_per_second", "tokens/s"),
         ("mfu", "MFU"),
-        ("efficiency", "of the speed at the datasheet's peaks"),
+        ("of_serial_bound", "of the serial bound"),
         ("share_of_measured_flops", "of the measured matmul rate"),
         ("share_of_measured_copy", "of the measured copy rate"),
         ("data_wait_fraction", "waiting for data"),

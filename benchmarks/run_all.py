@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import common_start
 import results
@@ -150,18 +151,23 @@ def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: s
         ended = f"exit code {process.wait(timeout_s)}"
     except subprocess.TimeoutExpired:
         ended = "stopped at the time limit"
-    finally:  # the process and its children
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(1)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    finally:
+        end(process)
     if of_bench and findings.exists():
         command = shlex.join(["jaxtrain", *results.shown(list(one.arguments[2:]))])
         for result in results.bench_results(json.loads(findings.read_text())):
             results.append_row(table, kind, one.name, result, command)
     print(f"=== {one.name}: {ended}, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process that leads a session, and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 if __name__ == "__main__":

@@ -199,7 +199,8 @@ class _Session:
 
 def _steps(session: _Session) -> Rows:
     times = session.times(iter(lambda: session.batch, None))
-    return _rates(session.built, times, times.median_s, "synthetic") | _memory(session.cost)
+    rates = _rates(session.built, times, times.median_s, "synthetic")
+    return rates | _of_plan(session, times.median_s) | _memory(session.cost)
 
 
 def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) -> Rows:
@@ -326,33 +327,36 @@ def _save(session: _Session) -> Rows:
 
 
 def _shares(session: _Session, rows: Rows) -> Rows:
-    """Measures the device's peaks, and how close the synthetic step comes to them and to others.
-
-    The others are the datasheet's peaks: the step's efficiency is the fraction of them that it
-    reaches, by the arithmetic of ``plan``.
-    """
+    """Measures the device's peaks, and how close the synthetic step comes to them."""
     peaks = ceilings.measure()
     shares: Rows = {
         f"ceilings/{field.name}": getattr(peaks, field.name) for field in dataclasses.fields(peaks)
     }
     if "synthetic/step" not in rows:
         return shares
-    built, step_s = session.built, rows["synthetic/step"]["median_s"]
-    matmuls = peaks.bf16_flops if built.run.precision == "bfloat16" else peaks.float32_flops
+    matmuls = peaks.bf16_flops if session.built.run.precision == "bfloat16" else peaks.float32_flops
     of_model = rows["synthetic/flops_per_second_per_device"]
     shares["synthetic/share_of_measured_flops"] = of_model / matmuls
-    rate = session.cost.moved_bytes / step_s
-    shares["synthetic/bytes_per_second"] = rate
+    rate = session.cost.moved_bytes / rows["synthetic/step"]["median_s"]
     shares["synthetic/share_of_measured_copy"] = rate / peaks.copy_bytes
-    datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)
-    if datasheet is not None:
-        shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
-    card = cards.of_device(jax.devices()[0].device_kind)
-    if card is not None:
-        time = prediction.step_time(session.cost, card, built.run.precision)
-        shares["synthetic/step_at_peaks"] = max(time.arithmetic, time.memory)
-        shares["synthetic/efficiency"] = shares["synthetic/step_at_peaks"] / step_s
     return shares
+
+
+def _of_plan(session: _Session, step_s: float) -> Rows:
+    """Compares a step with the datasheet's peaks and with its serial bound, as ``plan`` does."""
+    rate = session.cost.moved_bytes / step_s
+    rows: Rows = {"synthetic/bytes_per_second": rate}
+    kind = jax.devices()[0].device_kind
+    datasheet = hardware.memory_bytes_per_second(kind)
+    if datasheet is not None:
+        rows["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
+    card = cards.of_device(kind)
+    if card is not None:
+        time = prediction.step_time(session.cost, card, session.built.run.precision)
+        rows["synthetic/step_at_peaks"] = max(time.arithmetic, time.memory)
+        rows["synthetic/serial_bound"] = time.serial
+        rows["synthetic/of_serial_bound"] = time.serial / step_s
+    return rows
 
 
 def _device(mesh: jax.sharding.Mesh) -> dict[str, Any]:

@@ -67,10 +67,10 @@ def _write_efficiency(
     """Writes the measured efficiency to the file.
 
     Raises:
-        InputError: the step could not be measured, or plan does not know the peaks of the device.
+        InputError: the step could not be measured, or plan does not know the device.
     """
     rows: dict[str, Any] = findings.get("rows", {})
-    if "synthetic/efficiency" not in rows:
+    if "synthetic/of_serial_bound" not in rows:
         notes: dict[str, str] = findings.get("notes", {})
         why = findings.get("failure") or notes.get("steps") or notes.get("ceilings")
         if why is None:
@@ -81,7 +81,7 @@ def _write_efficiency(
         device=findings["device"]["kind"],
         config=shlex.join(typed),
         jax=findings["versions"]["jax"],
-        efficiency=rows["synthetic/efficiency"],
+        of_serial_bound=rows["synthetic/of_serial_bound"],
     )
     efficiency.write(path, measured)
     terminal.out(f"efficiency written to {path}")

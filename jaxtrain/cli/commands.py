@@ -477,8 +477,8 @@ class Plan(OfConfig, Json):
     """examples/s that a core loads, such as the rate of the loader that doctor measures, divided by
     its workers (default: recorded rates)"""
     efficiency: _File = None
-    """predict times with the fraction of the peaks that bench --efficiency FILE measured on the
-    same kind of GPU"""
+    """predict times with the fraction of the serial bound that bench --efficiency FILE measured on
+    the same kind of GPU"""
     price_per_gpu_hour: Annotated[float | None, "P"] = None
     """price in any currency; adds the cost"""
 
@@ -515,7 +515,7 @@ class Bench(OfConfig, Json):
     sweep: Literal["batch"] | None = None
     """also measure other batch sizes"""
     efficiency: _File = None
-    """write the measured fraction of the GPU's peaks to FILE, for plan --efficiency"""
+    """write the measured fraction of the step's serial bound to FILE, for plan --efficiency"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

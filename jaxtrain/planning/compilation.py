@@ -21,6 +21,7 @@ from jaxtrain.training import step_setup
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
+from jaxtrain.xla import operations
 from jaxtrain.xla.hlo import Stacks
 from jaxtrain.xla.step_cost import StepCost, Traffic
 from jaxtrain.xla.subprocess_worker import Send
@@ -105,7 +106,9 @@ class CompiledStep:
             largest = tuple(
                 Temporary(**slot | {"made_by": tuple(slot["made_by"])}) for slot in largest
             )
-        return cls(**{**values, "cost": StepCost(**cost | {"traffic": rows}), "largest": largest})
+        work = tuple(operations.Work(**row) for row in cost["work"])
+        read = StepCost(**cost | {"traffic": rows, "work": work})
+        return cls(**{**values, "cost": read, "largest": largest})
 
 
 def run(request: dict[str, Any], send: Send) -> None:

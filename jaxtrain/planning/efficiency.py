@@ -1,4 +1,4 @@
-"""The measured fraction of a GPU's peaks that a step reaches.
+"""The measured fraction of its serial bound that a step reaches.
 
 ``bench --efficiency FILE`` writes it, and ``plan --efficiency FILE`` predicts with it.
 """
@@ -22,14 +22,15 @@ class Efficiency:
         device: kind of GPU, as jax prints it.
         config: its name and overrides, as typed.
         jax: the version of jax.
-        efficiency: seconds of the step at the GPU's peaks (those of arithmetic or of memory
-            traffic, whichever are more), divided by the median of the measured ones.
+        of_serial_bound: seconds of the step's serial bound
+            (:func:`jaxtrain.planning.prediction.serial_bound`), divided by the median of the
+            measured ones.
     """
 
     device: str
     config: str
     jax: str
-    efficiency: float
+    of_serial_bound: float
 
 
 def load(path: Path) -> Efficiency:
@@ -40,11 +41,13 @@ def load(path: Path) -> Efficiency:
     """
     try:
         content = atomic.read_json(path)
-        value = float(content["efficiency"])
+        value = float(content["of_serial_bound"])
         if not _RANGE[0] <= value <= _RANGE[1]:
-            raise ValueError(f"efficiency {shown(content['efficiency'])} is not one of a step")
+            raise ValueError(
+                f"of_serial_bound {shown(content['of_serial_bound'])} is not one of a step"
+            )
         texts = {name: str(content[name]) for name in ("device", "config", "jax")}
-        return Efficiency(**texts, efficiency=value)
+        return Efficiency(**texts, of_serial_bound=value)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: {_HOW}") from None
     except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:

@@ -251,7 +251,7 @@ class Planner:
                 f"{path} was measured with jax {measured.jax}; this is jax {now}, whose programs "
                 "may differ"
             )
-        return measured.efficiency
+        return measured.of_serial_bound
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
 """Predicts the memory, time, and cost of a run from its compiled step. Pure arithmetic.
 
-A step reaches a fraction of the card's roofline: a range that is assumed, or that around a measured
-one (:mod:`jaxtrain.planning.efficiency`). Communication that overlaps other work costs nothing in
+The kernels of a step run one after another, so its time has a serial bound: the sum over its
+instructions of the time of their arithmetic or of their memory traffic, whichever is more. A step
+reaches a fraction of that bound: a range that is assumed, or that around a measured fraction
+(:mod:`jaxtrain.planning.efficiency`). Communication that overlaps other work costs nothing in
 the best case, and its full time in the worst.
 """
 
 import dataclasses
+
+import numpy as np
 
 from jaxtrain import config
 from jaxtrain.config.gates import Gate
@@ -19,14 +23,25 @@ from jaxtrain.xla.step_cost import StepCost, Traffic
 Range = tuple[float, float]
 """In the best and in the worst case."""
 
-EFFICIENCY = (0.4, 0.65)
-"""The least and the largest fraction of the roofline without a measurement. On one H100, a GPT of
-depth 12 reached 55% (84.5 ms at the roofline, 153.1 measured), the video autoencoder 49% (71.1,
-144.2) and BERT base 47% (26.1, 55.3) (benchmarks/RESULTS.md). The ends leave room for
-other models and cards, which have not been measured."""
+# Fractions of the datasheet's peaks that kernels reach: measured on one H100 (benchmarks/LOG.md),
+# and assumed for other cards.
+MATMULS = 0.704
+"""A large matmul in bfloat16: 696 of 989 TFLOP/s. Convolutions are assumed to reach it, too."""
+BANDWIDTH = 0.887
+"""A large copy: 2.97 of 3.35 TB/s."""
+ATTENTION = {0: 0.0, 64: 0.253, 128: 0.359}
+"""cuDNN's attention, by channels of a head, without what a causal mask hides: 250 TFLOP/s over 512
+tokens (0.361 ms forward and backward for 32 sequences of BERT base), 355 over 2,048 (24.4 ms in a
+step of a GPT). Others are interpolated."""
+
+EFFICIENCY = (0.74, 1.01)
+"""The least and the largest fraction of the serial bound without a measurement. On one H100, the
+video autoencoder reached 74% (a bound of 107.4 ms, 144.7 measured), BERT base 91% (50.6, 55.3) and
+a GPT of depth 12 101% (146.7, 144.9) (benchmarks/RESULTS.md). Other models and cards have not been
+measured."""
 ERROR = 0.15
-"""Factor, less one, by which a time from a measured efficiency is uncertain in both directions.
-The three models above differ by up to 14% from the one in the middle."""
+"""Factor, less one, by which a time from a measured efficiency is uncertain in both directions: as
+much as an assumed one, because the run may have another batch or model than the measured step."""
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
@@ -93,18 +108,19 @@ class StepTime:
     Attributes:
         arithmetic: all matmuls and convolutions at the card's matmul peak.
         memory: bytes read and written by instructions, at the memory-bandwidth peak.
+        serial: the serial bound (:func:`serial_bound`).
         communication: all collectives at the stated link rates.
         hidden: the part of ``communication`` that overlaps other work.
-        best: arithmetic or memory at the largest fraction of the peaks, while the hidden
-            communication runs.
+        best: at the largest fraction of the serial bound, while the hidden communication runs.
         worst: no communication is hidden and the rest reaches the least fraction.
         bound: the slowest of arithmetic, memory, and communication.
-        efficiency: the least and the largest fraction.
+        efficiency: the least and the largest fraction of the serial bound.
         measured: the fraction that was measured; None if the range is assumed.
     """
 
     arithmetic: float
     memory: float
+    serial: float
     communication: float
     hidden: float
     best: float
@@ -172,6 +188,26 @@ def arithmetic(cost: StepCost, card: Card, precision: str) -> float:
     return cost.flops / cost.devices / (card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5))
 
 
+def serial_bound(cost: StepCost, card: Card, precision: str) -> float:
+    """Predicts the fewest seconds of a device's step whose instructions run one after another.
+
+    Each takes the time of its arithmetic or that of its memory traffic, whichever is more, at the
+    rates that large kernels reach (:data:`MATMULS`, :data:`BANDWIDTH`, :data:`ATTENTION`).
+    """
+    peak = card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5)
+    attention = np.interp(
+        [row.head_width for row in cost.work], [*ATTENTION], [*ATTENTION.values()]
+    )
+    return sum(
+        row.count
+        * max(
+            row.flops / (peak * (float(fraction) if row.head_width else MATMULS)),
+            row.moved_bytes / (card.memory_rate * BANDWIDTH),
+        )
+        for row, fraction in zip(cost.work, attention, strict=True)
+    )
+
+
 def step_time(
     cost: StepCost, card: Card, precision: str, efficiency: float | None = None
 ) -> StepTime:
@@ -189,15 +225,16 @@ def step_time(
         "communication": sum(seconds(row, card) for row in cost.traffic or ()),
     }
     hidden = sum(row.overlapped * seconds(row, card) for row in cost.traffic or ())
-    roofline = max(times["arithmetic"], times["memory"])
+    serial = serial_bound(cost, card, precision)
     least, most = EFFICIENCY
     if efficiency is not None:
         least, most = efficiency / (1 + ERROR), efficiency * (1 + ERROR)
     return StepTime(
         **times,
+        serial=serial,
         hidden=hidden,
-        best=max(roofline / most, hidden) + times["communication"] - hidden,
-        worst=roofline / least + times["communication"],
+        best=max(serial / most, hidden) + times["communication"] - hidden,
+        worst=serial / least + times["communication"],
         bound=max(times, key=lambda name: times[name]),
         efficiency=(least, most),
         measured=efficiency,

@@ -122,7 +122,7 @@ def memory(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    """Lists what a step takes at the peaks, and in the best and in the worst case."""
+    """Lists what a step takes at the peaks, at the serial bound, and in both cases."""
     cost, time = plan.step.cost, plan.time
     flops, needed = (n / cost.devices / 1e12 for n in (cost.flops, cost.model_flops))
     lines = [
@@ -144,10 +144,11 @@ def _step(plan: Plan) -> str:
     if slow := kernels.get("other_convolutions"):
         lines.append(f"  {slow} convolutions without cuDNN: the step may be much slower")
     (least, most), measured = time.efficiency, time.measured
-    how = f"{most:.0%} to {least:.0%} of the peaks (assumed)"
+    how = f"{most:.0%} to {least:.0%} (assumed)"
     if measured is not None:
-        how = f"{measured:.0%} of the peaks, as measured, plus or minus {ERROR:.0%}"
-    return "\n".join([*lines, f"  {_both(time.best, time.worst)} s in all, at {how}"])
+        how = f"{measured:.0%} (measured) +- {ERROR:.0%}"
+    spent = f"{_both(time.best, time.worst)} s, at {how}"
+    return "\n".join([*lines, f"  serial bound  {1000 * time.serial:9.2f} ms   {spent}"])
 
 
 def _traffic(plan: Plan) -> list[str]:

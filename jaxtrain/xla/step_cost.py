@@ -44,7 +44,7 @@ class StepCost:
         model_flops: that the model needs, over all devices; MFU counts these.
         flops: of the step's matmuls and convolutions, rematerialization included; likewise.
         convolutions: whether there are any.
-        moved_bytes: read and written by the instructions of a device's program.
+        work: of the instructions of a device's program (:func:`jaxtrain.xla.operations.work`).
         arguments: bytes of a device's state and batch.
         temporaries: bytes of a device at the peak.
         outputs: bytes of a device that do not replace an argument.
@@ -57,7 +57,7 @@ class StepCost:
     model_flops: float
     flops: float
     convolutions: bool
-    moved_bytes: float
+    work: tuple[operations.Work, ...]
     arguments: int
     temporaries: int
     outputs: int
@@ -99,7 +99,7 @@ class StepCost:
             model_flops=model_flops,
             flops=flops.product_flops(jaxpr),
             convolutions=flops.has_convolutions(jaxpr),
-            moved_bytes=operations.moved_bytes(text),
+            work=operations.work(text),
             arguments=int(memory.argument_size_in_bytes),
             temporaries=int(memory.temp_size_in_bytes),
             outputs=int(memory.output_size_in_bytes - memory.alias_size_in_bytes),
@@ -107,6 +107,11 @@ class StepCost:
             kernels=kernels,
             traffic=rows,
         )
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes that the instructions of a device's program read and write."""
+        return sum(row.count * row.moved_bytes for row in self.work)
 
     @property
     def planned_bytes(self) -> int:

@@ -12,7 +12,8 @@ import pytest
 from planning.step_findings import COST
 
 from jaxtrain.bench import ceilings, measurement
-from jaxtrain.planning import cards
+from jaxtrain.planning import cards, prediction
+from jaxtrain.xla import operations
 
 AT_ONCE, PAUSE_S = 4, 0.1
 
@@ -51,19 +52,24 @@ def test_the_rate_of_bursts_includes_the_pauses() -> None:
     assert measurement._waited_share(waits, times) > 0.7
 
 
-def test_the_efficiency_is_the_time_at_the_peaks_of_the_measured_one(
+def test_the_step_is_compared_with_the_peaks_and_with_its_serial_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step of one matmul, by the arithmetic of plan, which takes twice as long as at the peak."""
     h100 = cards.CARDS["h100"]
     monkeypatch.setattr(cards, "of_device", lambda kind: h100)
     monkeypatch.setattr(ceilings, "measure", lambda: ceilings.Ceilings(1e12, 2e12, 3e12))
-    cost = dataclasses.replace(COST, devices=1, flops=2 * 256**3, moved_bytes=0.0)
+    work = (operations.Work(256**3, 0.0, 0, 2),)
+    cost = dataclasses.replace(COST, devices=1, flops=2 * 256**3, work=work)
     built = SimpleNamespace(run=SimpleNamespace(precision="bfloat16"))
     session: Any = SimpleNamespace(built=built, cost=cost)
     at_peak = 2 * 256**3 / h100.bf16_flops
-    rows = {"synthetic/step": {"median_s": 2 * at_peak}}
-    rows = measurement._shares(session, rows | {"synthetic/flops_per_second_per_device": 0.25e12})
-    assert rows["synthetic/share_of_measured_flops"] == 0.25
-    assert rows["synthetic/step_at_peaks"] == pytest.approx(at_peak)
-    assert rows["synthetic/efficiency"] == pytest.approx(0.5)
+    found = measurement._of_plan(session, 2 * at_peak)
+    assert found["synthetic/step_at_peaks"] == pytest.approx(at_peak)
+    assert found["synthetic/serial_bound"] == pytest.approx(at_peak / prediction.MATMULS)
+    assert found["synthetic/of_serial_bound"] == pytest.approx(0.5 / prediction.MATMULS)
+    rows = {
+        "synthetic/step": {"median_s": 2 * at_peak},
+        "synthetic/flops_per_second_per_device": 0.25e12,
+    }
+    assert measurement._shares(session, rows)["synthetic/share_of_measured_flops"] == 0.25

@@ -84,7 +84,7 @@ def test_the_efficiency_is_written_for_plan(
         "platform_version": "cuda 13",
         "driver": None,
     }
-    rows = {"synthetic/step_at_peaks": 0.07, "synthetic/efficiency": 0.49}
+    rows = {"synthetic/serial_bound": 0.07, "synthetic/of_serial_bound": 0.49}
     found = {"rows": rows, "notes": {}, "failed": [], "operations": [], "device": device} | changes
     monkeypatch.setattr(request, "findings", lambda *_, **__: found)
     code = main.main(["bench", *TINY_MLM, "--efficiency", str(path)])
@@ -92,7 +92,7 @@ def test_the_efficiency_is_written_for_plan(
     if expected is None:
         assert code == 0
         measured = efficiency.load(path)
-        assert (measured.device, measured.efficiency) == (kind, 0.49)
+        assert (measured.device, measured.of_serial_bound) == (kind, 0.49)
         assert measured.config == shlex.join(TINY_MLM[1:])
         assert f"efficiency written to {path}" in printed.out
         assert " 49 %" in printed.out

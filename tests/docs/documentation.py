@@ -221,7 +221,7 @@ def known_flags() -> set[str]:
         known |= {f"--{line.split()[0]}" for line in lines if re.match(r"[a-z_0-9.]+  ", line)}
     for program in ("chaos", "fuzz"):
         known |= flags_in((CHECKOUT / "tests" / program / "__main__.py").read_text())
-    for path in (CHECKOUT / "benchmarks").glob("*.py"):
+    for path in (CHECKOUT / "benchmarks").rglob("*.py"):
         known |= flags_in(path.read_text())
     return known
 

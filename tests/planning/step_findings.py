@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxtrain.planning.compilation import CompiledStep
+from jaxtrain.xla.operations import Work
 from jaxtrain.xla.step_cost import StepCost, Traffic
 
 KERNELS = {"attention_forward": 0, "attention_backward": 0, "other_convolutions": 0}
@@ -12,7 +13,7 @@ COST = StepCost(
     model_flops=1e15,
     flops=1e15,
     convolutions=False,
-    moved_bytes=1e12,
+    work=(Work(1e15 / 16, 0.0, 0, 1), Work(0.0, 1e12, 0, 1)),
     arguments=3,
     temporaries=0,
     outputs=1,
@@ -46,8 +47,12 @@ def compiled(*, estimate: bool = False, **changes: Any) -> CompiledStep:
 
     Args:
         estimate: whether it was compiled for CPUs.
-        changes: attributes of the step or of its cost.
+        changes: attributes of the step or of its cost; ``moved_bytes`` are those of instructions
+            without arithmetic, which run beside one with all FLOPs of a device.
     """
+    flops = changes.get("flops", COST.flops) / changes.get("devices", COST.devices)
+    moved = changes.pop("moved_bytes", COST.moved_bytes)
+    changes["work"] = (Work(flops, 0.0, 0, 1), Work(0.0, moved, 0, 1))
     if estimate:
         changes = {"largest": None, "kernels": None, "traffic": None} | changes
     of_cost = {field.name for field in dataclasses.fields(StepCost)} & changes.keys()

@@ -11,13 +11,13 @@ from jaxtrain.planning import cards, efficiency
 from jaxtrain.planning.planner import Planner
 
 MEASURED = efficiency.Efficiency(
-    device=cards.CARDS["h100"].name, config="h100_8 --seed 3", jax="0.9.0", efficiency=0.49
+    device=cards.CARDS["h100"].name, config="h100_8 --seed 3", jax="0.9.0", of_serial_bound=0.49
 )
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "h100.json"
-    efficiency.write(path, dataclasses.replace(MEASURED, efficiency=0.1))
+    efficiency.write(path, dataclasses.replace(MEASURED, of_serial_bound=0.1))
     efficiency.write(path, MEASURED)
     assert efficiency.load(path) == MEASURED
 
@@ -28,12 +28,21 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("not json", "as an efficiency file: it is not JSON"),
         ("[1, 2]", "as an efficiency file: it is not a JSON object"),
         ("[" * 100_000, "as an efficiency file: "),
-        ("{}", "'efficiency' is missing"),
-        (json.dumps(dataclasses.asdict(MEASURED) | {"efficiency": []}), "float"),
-        (json.dumps(dataclasses.asdict(MEASURED) | {"efficiency": 0}), "efficiency 0 is not one"),
-        (json.dumps(dataclasses.asdict(MEASURED) | {"efficiency": 49}), "efficiency 49 is not"),
-        (json.dumps(dataclasses.asdict(MEASURED) | {"efficiency": 10**400}), "too large"),
-        (json.dumps(dataclasses.asdict(MEASURED) | {"efficiency": float("nan")}), "efficiency nan"),
+        ("{}", "'of_serial_bound' is missing"),
+        (json.dumps(dataclasses.asdict(MEASURED) | {"of_serial_bound": []}), "float"),
+        (
+            json.dumps(dataclasses.asdict(MEASURED) | {"of_serial_bound": 0}),
+            "of_serial_bound 0 is not one",
+        ),
+        (
+            json.dumps(dataclasses.asdict(MEASURED) | {"of_serial_bound": 49}),
+            "of_serial_bound 49 is not",
+        ),
+        (json.dumps(dataclasses.asdict(MEASURED) | {"of_serial_bound": 10**400}), "too large"),
+        (
+            json.dumps(dataclasses.asdict(MEASURED) | {"of_serial_bound": float("nan")}),
+            "of_serial_bound nan",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, content: str, expected: str) -> None:

@@ -13,6 +13,7 @@ from jaxtrain.planning import cards, input_rate, planner, prediction, report
 from jaxtrain.planning.compilation import CompiledStep, Temporary
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.xla.operations import Work
 
 H100 = cards.card("h100")
 NO_BEST = ["--checkpoint.best_metric", "None", "--loop.early_stop_patience", "None"]
@@ -106,14 +107,32 @@ def test_best_time_is_at_most_the_worst_and_at_least_each_peak(seed: int) -> Non
 
 def test_a_measured_efficiency_replaces_the_range_and_communication_is_added() -> None:
     time = time_of(step(), efficiency=0.5)
-    roofline = 2 * max(time.arithmetic, time.memory)
+    bound = time.arithmetic / 0.704 + time.memory / 0.887
+    assert time.serial == pytest.approx(bound)
     assert time.communication == 1e9 / H100.node_rate
-    assert time.best == pytest.approx(roofline / 1.15 + time.communication - time.hidden)
-    assert time.worst == pytest.approx(roofline * 1.15 + time.communication)
+    assert time.best == pytest.approx(2 * bound / 1.15 + time.communication - time.hidden)
+    assert time.worst == pytest.approx(2 * bound * 1.15 + time.communication)
     printed = report.text(made(efficiency=0.5))
-    assert "at 50% of the peaks, as measured, plus or minus 15%" in printed
+    assert "at 50% (measured) +- 15%" in printed
     assert "assumed)\n\ninput" not in printed
-    assert "at 65% to 40% of the peaks (assumed)" in report.text(made())
+    assert "at 101% to 74% (assumed)" in report.text(made())
+
+
+def test_the_serial_bound_is_the_slower_of_both_for_each_instruction() -> None:
+    flops, rate = 0.704 * H100.bf16_flops, 0.887 * H100.memory_rate
+    rows = (
+        *(Work(flops, 0.5 * rate, 0, 3), Work(flops, 2 * rate, 0, 1), Work(0.0, rate, 0, 1)),
+        # Attention: slower for narrow heads; between 64 and 128 channels in the middle of both.
+        *(Work(0.253 * H100.bf16_flops, 0.0, 64, 1), Work(0.306 * H100.bf16_flops, 0.0, 96, 1)),
+        *(
+            Work(0.253 / 2 * H100.bf16_flops, 0.0, 32, 1),
+            Work(0.359 * H100.bf16_flops, 0.0, 256, 1),
+        ),
+    )
+    cost = dataclasses.replace(step().cost, work=rows)
+    assert prediction.serial_bound(cost, H100, "bfloat16") == pytest.approx(3 + 2 + 1 + 4)
+    matmuls = dataclasses.replace(cost, work=rows[:3])
+    assert prediction.serial_bound(matmuls, H100, "float32") == pytest.approx(6 + 2 + 1)
 
 
 def test_float32_matmuls_run_at_half_the_rate() -> None:
