@@ -2,7 +2,8 @@
 
 A document is a coherent text, independent of the documents around it.
 
-* ``.jsonl``: one document per line, a JSON object with the text in one field.
+* ``.jsonl``: one document per line, a JSON object with the text in one field. Lines that cannot be
+  read are skipped and counted, up to ``data.max_bad_share`` of them.
 * ``.parquet``: one document per row, the text in one column.
 * ``.txt`` and ``.md``: the file is one document. A long file (a book) is cut into documents of
   16,000 characters or a little more, at blank lines, else at line ends, so that memory stays
@@ -11,8 +12,14 @@ A document is a coherent text, independent of the documents around it.
   corpus with one document per line should be ``.jsonl``: a ``.txt`` file has no separators between
   its lines.
 
-Text is UTF-8. A file with any error is bad: it is recorded with the reason, and nothing in it is
-used for training.
+``.txt`` and ``.jsonl`` may be compressed (:data:`jaxtrain.data.text.kinds.COMPRESSED`), and a
+``.json`` that is compressed is read as ``.jsonl``. Such a file is one stream: however large, it is
+not divided into sections.
+
+Text is UTF-8. A file with any other error is bad: it is recorded with the reason, and nothing in it
+is used for training. So is a file that only stands for another one
+(:mod:`jaxtrain.storage.stand_ins`). Files that describe a data set, such as its README, are not
+text beside files of other kinds.
 
 A file may be an object in a bucket (``s3://``, ``gs://``), of which parts are read as needed, or a
 file on the Hugging Face Hub, which is fetched into the Hub's cache.
@@ -27,20 +34,20 @@ import io
 import json
 import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from jaxtrain import versions
-from jaxtrain.data import bucket_folders, listing
-from jaxtrain.data.text import hub_datasets
+from jaxtrain.data import bucket_folders, listing, splits
+from jaxtrain.data.text import compression, hub_datasets, kinds
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic
+from jaxtrain.storage import addresses, atomic, stand_ins
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 TEXT_FIELDS = (
     "text",
     "content",
@@ -55,7 +62,7 @@ TEXT_FIELDS = (
 )
 SECTION_CHARACTERS = 16_000
 LONGEST_LINE = 2**26
-"""Bytes of a line of ``.jsonl``: several times the longest books. With more, it is another kind."""
+"""Bytes of a line of ``.jsonl``: several times the longest books."""
 _ROWS = 256  # of parquet, decoded together
 _CHUNK_BYTES = 1 << 20
 _OBJECT_BYTES = 1 << 23  # read together from a bucket
@@ -86,7 +93,31 @@ class File:
     @property
     def suffix(self) -> str:
         """Returns the suffix, which decides how the file is read."""
-        return os.path.splitext(self.name)[1].lower()
+        return kinds.suffix(self.name)
+
+    @contextlib.contextmanager
+    def content(self) -> Iterator[BinaryIO]:
+        """Opens the file, unpacked.
+
+        Raises:
+            BadExample: as :meth:`opened`, or it only stands for another file, or cannot be
+                unpacked.
+            OSError, RunAgain, InputError: see :meth:`opened`.
+        """
+        packing = kinds.packing(self.name)
+        with self.opened() as raw:
+            self._check(raw)
+            if not packing:
+                yield raw
+                return
+            with compression.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
+                self._check(data)
+                yield data
+
+    def _check(self, data: BinaryIO) -> None:
+        head = cast(io.BufferedReader, data).peek(stand_ins.HEAD_BYTES)
+        if reason := stand_ins.reason(head[: stand_ins.HEAD_BYTES]):
+            raise BadExample(self.path, reason)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
@@ -162,8 +193,7 @@ def absent(flag: str, pattern: str) -> str:
     """Returns the error message for a path for which :func:`is_absent` holds."""
     return (
         f"{flag} {pattern}: no such file or folder, and no file matches it; pass a text file "
-        f"({', '.join(SUFFIXES)}), a folder or a glob of them, or hf:NAME for a Hugging Face "
-        "dataset"
+        f"({kinds.SUPPORTED}), a folder or a glob of them, or hf:NAME for a Hugging Face dataset"
     )
 
 
@@ -175,7 +205,7 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
             folder in a bucket; or a data set, see :mod:`jaxtrain.data.text.hub_datasets`.
         flag: the command-line flag that gave the pattern, for messages.
         root: the cache folder.
-        say: prints a line about skipped links, and about skipped files of other kinds.
+        say: prints lines about skipped links, and about skipped files.
 
     Returns:
         The files, sorted by name.
@@ -191,31 +221,50 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
         files = _listed(pattern, flag)
     else:
         files = [_local(path, name) for path, name in _walked(pattern, flag, say)]
-    known = [file for file in files if file.suffix in SUFFIXES]
     if not files:
         raise InputError(
-            f"{flag} {pattern} is empty (hidden files are not read): add {', '.join(SUFFIXES)} "
-            "files to it, or pass another folder"
+            f"{flag} {pattern} is empty (hidden files are not read): add files to it "
+            f"({kinds.SUPPORTED}), or pass another folder"
         )
+    known, about = _divided(files)
+    name = f"{flag} {pattern}"
     if not known:
+        more = f" ({_names(about)} describes the others)" if about else ""
         raise InputError(
-            f"{flag} {pattern}: none of its {len(files)} files is a text file; pass "
-            f"{', '.join(SUFFIXES)} files"
+            f"{name}: none of its {len(files)} files is a text file{more}; pass {kinds.SUPPORTED}"
         )
-    parquet = next((file.name for file in known if file.suffix == ".parquet"), None)
+    parquet = next((file.name for file in known if file.suffix == kinds.PARQUET), None)
     if parquet:
-        require_parquet(f"{flag} {pattern}: {parquet}")
+        require_parquet(f"{name}: {parquet}")
+    if about:
+        say(
+            f"{name}: skipped {len(about)} of {len(files)} files, which describe the others: "
+            f"{splits.listed(sorted(about))}"
+        )
     others = Counter(
-        file.suffix or "without a suffix" for file in files if file.suffix not in SUFFIXES
+        file.suffix or "without a suffix" for file in files if file.suffix not in kinds.SUFFIXES
     )
     if others:
-        kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
+        counts = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
         more = ", ..." if len(others) > _LISTED else ""
         say(
-            f"{flag} {pattern}: skipped {others.total()} of {len(files)} files, which are of "
-            f"other kinds: {', '.join(kinds)}{more}; supported: {', '.join(SUFFIXES)}"
+            f"{name}: skipped {others.total()} of {len(files)} files, which are of other kinds: "
+            f"{', '.join(counts)}{more}; supported: {kinds.SUPPORTED}"
         )
     return sorted(known, key=lambda file: file.name)
+
+
+def _divided(files: Sequence[File]) -> tuple[list[File], list[str]]:
+    """Returns the text files, and the names of those that only describe the others.
+
+    The latter are text if all other text files are of their kind, such as a folder of ``.md``.
+    """
+    about = [file for file in files if kinds.describes(file.name)]
+    data = [file for file in files if not kinds.describes(file.name)]
+    known = [file for file in data if file.suffix in kinds.SUFFIXES]
+    of_kinds = {file.suffix for file in known or data}
+    text = [file for file in about if not of_kinds - {file.suffix}]
+    return known + text, [file.name for file in about if file not in text]
 
 
 def _local(path: Path, name: str) -> File:
@@ -268,6 +317,35 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """How to read rows: the lines of a ``.jsonl``, or those of a ``.parquet``.
+
+    Attributes:
+        field: the field or column with the text; None is the first of :data:`TEXT_FIELDS` that
+            there is. Rows without it, or with null, are skipped, unless most lack it.
+        max_bad_share: largest fraction of rows that cannot be used; they are skipped, too.
+    """
+
+    field: str | None = None
+    max_bad_share: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Skipped:
+    """The rows of a section that are not read.
+
+    Attributes:
+        rows: number of those without text.
+        bad: number of those that cannot be used.
+        first: place and reason of the first of these.
+    """
+
+    rows: int = 0
+    bad: int = 0
+    first: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Section:
     """A file, or a part of a large one: the documents that begin in a range of its bytes.
 
@@ -275,37 +353,43 @@ class Section:
         file: the file.
         start: of the range.
         stop: end of the range.
+        rows: how to read its rows.
     """
 
     file: File
     start: int
     stop: int
+    rows: Rows = Rows()
 
     @property
     def is_complete(self) -> bool:
         """Whether it is the complete file."""
         return self.start == 0 and self.stop == self.file.size
 
-    def read(self, text_field: str | None, skipped: Counter[str]) -> Iterator[str]:
+    def key(self) -> list[Any]:
+        """Returns JSON values that change with the documents."""
+        file = self.file
+        how = [] if kinds.is_plain(file.name) else [self.rows.field, self.rows.max_bad_share]
+        return [file.name, file.size, file.version, self.start, self.stop, *how]
+
+    def read(self, skipped: Skipped) -> Iterator[str]:
         """Yields the documents in order, without blank ones.
 
         Args:
-            text_field: the field or column with the text; None is the first of :data:`TEXT_FIELDS`
-                that there is. Rows without it, or with null, are skipped, unless most lack it.
-            skipped: counts these rows under "rows".
+            skipped: counts the rows that are not read.
 
         Raises:
             BadExample: the file is broken; some documents may have been yielded before.
             OSError: the system cannot read the file.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
-        with self.file.opened() as data:
-            if self.file.suffix == ".jsonl":
-                documents = _read_jsonl(data, self, text_field, skipped)
-            elif self.file.suffix == ".parquet":
-                documents = _read_parquet(data, self, text_field, skipped)
-            else:
+        with self.file.content() as data:
+            if kinds.is_plain(self.file.name):
                 documents = _read_text(data, self)
+            elif self.file.suffix == kinds.PARQUET:
+                documents = _read_parquet(data, self, skipped)
+            else:
+                documents = _read_jsonl(data, self, skipped)
             yield from (document for document in documents if document.strip())
 
 
@@ -319,7 +403,7 @@ def texts(
 
     Args:
         path: a file in a form that training reads, too.
-        text_field: see :meth:`Section.read`.
+        text_field: the field or column with the text; None is a usual one.
         count: returns the number of tokens of a text.
         most: stop after this many tokens; None reads all.
 
@@ -330,15 +414,15 @@ def texts(
     """
     size = path.stat().st_size
     file = File(str(path), path.name, size, "")
-    is_plain = file.suffix not in (".jsonl", ".parquet")
-    if file.suffix == ".parquet":
+    is_plain = kinds.is_plain(file.name)
+    if file.suffix == kinds.PARQUET:
         require_parquet(str(path))
     documents, tokens = [], 0
-    with open(path, "rb") as data:
+    with file.content() as data:
         parts = (
-            decoded(data, str(path), 0, size)
+            decoded(data, str(path), 0, sys.maxsize)
             if is_plain
-            else Section(file, 0, size).read(text_field, Counter())
+            else Section(file, 0, size, Rows(text_field)).read(Skipped())
         )
         for part in parts:
             documents.append(part)
@@ -360,7 +444,10 @@ def require_parquet(name: str) -> None:
 
 def _read_text(data: BinaryIO, section: Section) -> Iterator[str]:
     """Yields the documents of a plain text file; keeps only a few of them in memory."""
-    start, stop = (_boundary(data, at, section.file.size) for at in (section.start, section.stop))
+    start, stop = 0, sys.maxsize
+    if not kinds.packing(section.file.name):
+        size = section.file.size
+        start, stop = _boundary(data, section.start, size), _boundary(data, section.stop, size)
     text = ""
     for chunk in decoded(data, section.file.path, start, stop):
         text += chunk
@@ -434,56 +521,147 @@ def decoded(data: BinaryIO, path: str, start: int, stop: int) -> Iterator[str]:
             return
 
 
-def _read_jsonl(
-    data: BinaryIO, section: Section, text_field: str | None, skipped: Counter[str]
-) -> Iterator[str]:
-    path, field = section.file.path, text_field
-    has = lacks = number = 0
-    first_without = "", list[str]()
-    at = 0
+def _trouble(value: Any, field: str | None) -> str:
+    """Returns why a value is not a text; "" if it is one."""
+    if not isinstance(value, str):
+        return f"field {field!r} is not text: {type(value).__name__}"
+    if "\0" in value:
+        return f"field {field!r} has a NUL character: not text"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "an unpaired surrogate"
+    return ""
+
+
+class _BadLine(Exception):
+    """A line that is not a JSON object."""
+
+
+class _Rows:
+    """Counts the rows of a section, and decides whether too many are bad.
+
+    Args:
+        section: to read.
+        skipped: see :meth:`Section.read`.
+        things: what a row is called.
+    """
+
+    def __init__(self, section: Section, skipped: Skipped, things: str) -> None:
+        self._path, self._share = section.file.path, section.rows.max_bad_share
+        self._skipped, self._things = skipped, things
+        self._total = self._bad = 0
+        self._first = ""
+
+    def text(self, where: str, value: Any, field: str | None) -> str | None:
+        """Counts a row; returns its text, or None if it has none or is bad."""
+        if value is not None and (reason := _trouble(value, field)):
+            self.bad(where, reason)
+            return None
+        self._total += 1
+        self._skipped.rows += value is None
+        return cast(str | None, value)
+
+    def bad(self, where: str, reason: str) -> None:
+        """Counts a row that cannot be used."""
+        self._first = self._first or f"{where}: {reason}"
+        self._bad += 1
+        self._total += 1
+
+    def finish(self) -> None:
+        """Reports the skipped rows.
+
+        Raises:
+            BadExample: there are too many.
+        """
+        if self._bad and not self._share:
+            more = f", and {self._bad - 1:,} more" if self._bad > 1 else ""
+            raise BadExample(self._path, f"{self._first}{more}")
+        if self._bad > self._share * self._total:
+            raise BadExample(
+                self._path,
+                f"{self._bad:,} of {self._total:,} {self._things} are bad, more than "
+                f"data.max_bad_share={self._share:g} allows; the first is {self._first}",
+            )
+        self._skipped.bad += self._bad
+        self._skipped.first = self._skipped.first or self._first
+
+
+def _lines(data: BinaryIO, section: Section) -> Iterator[tuple[str, bytes]]:
+    """Yields the lines that begin in a section, each after its place; a long one is cut."""
+    number = at = 0
+    stop = sys.maxsize if kinds.packing(section.file.name) else section.stop
     if section.start:  # the line that begins before the range belongs to the one before
         data.seek(section.start - 1)
-        at = section.start - 1 + len(data.readline(LONGEST_LINE + 1))
-    while at < section.stop and (line := data.readline(LONGEST_LINE + 1)):
+        at = section.start - 1 + _skip_line(data)
+    while at < stop and (line := data.readline(LONGEST_LINE + 1)):
         number += 1
         where = f"the line at byte {at:,}" if section.start else f"line {number}"
-        if len(line) > LONGEST_LINE:
-            raise BadExample(path, f"{where} has more than {LONGEST_LINE:,} bytes: split it")
-        encoding = "utf-8" if at else "utf-8-sig"
+        first = at == 0
         at += len(line)
+        if not line.endswith(b"\n"):
+            at += _skip_line(data)
+        yield where, line.removeprefix(codecs.BOM_UTF8) if first else line
+
+
+def _skip_line(data: BinaryIO) -> int:
+    """Reads to the end of a line; returns how many bytes."""
+    size = 0
+    while part := data.readline(_CHUNK_BYTES):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line; None for a blank one.
+
+    Raises:
+        _BadLine: it is not an object.
+    """
+    if len(line) > LONGEST_LINE:
+        raise _BadLine(f"more than {LONGEST_LINE:,} bytes: split it")
+    try:
+        text = line.decode()
+        if not text.strip():
+            return None
+        row = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise _BadLine(f"not UTF-8: {error.reason}") from error
+    except (ValueError, RecursionError) as error:
+        why = first_line(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg} at character {error.pos}"
+        raise _BadLine(f"not JSON ({why}): write one JSON object per line") from error
+    if not isinstance(row, dict):
+        raise _BadLine("not a JSON object")
+    return row
+
+
+def _read_jsonl(data: BinaryIO, section: Section, skipped: Skipped) -> Iterator[str]:
+    path, field = section.file.path, section.rows.field
+    rows = _Rows(section, skipped, "lines")
+    has = lacks = 0
+    first_without = "", list[str]()
+    for where, line in _lines(data, section):
         try:
-            text = line.decode(encoding)
-            if not text.strip():
-                continue
-            row = json.loads(text)
-        except UnicodeDecodeError as error:
-            raise BadExample(path, f"{where}: not UTF-8: {error.reason}") from error
-        except (ValueError, RecursionError) as error:
-            why = first_line(error)
-            if isinstance(error, json.JSONDecodeError):
-                why = f"{error.msg} at character {error.pos}"
-            raise BadExample(
-                path, f"{where}: not JSON ({why}): write one JSON object per line"
-            ) from error
-        if not isinstance(row, dict):
-            raise BadExample(path, f"{where}: not a JSON object")
+            row = _parsed(line)
+        except _BadLine as error:
+            rows.bad(where, str(error))
+            continue
+        if row is None:
+            continue
         if field is None:
             field = next((name for name in TEXT_FIELDS if name in row), None)
-        value = None if field is None else row.get(field)
         lacks += field not in row
         has += field in row
         if lacks == 1 and field not in row:
             first_without = where, list(row)
-        if value is None:
-            skipped["rows"] += 1
-            continue
-        if not isinstance(value, str):
-            raise BadExample(path, f"{where}: field {field!r} is not text: {type(value).__name__}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadExample(path, f"{where}: an unpaired surrogate") from error
-        yield value
+        text = rows.text(where, None if field is None else row.get(field), field)
+        if text is not None:
+            yield text
+    rows.finish()
     if lacks > has:
         where, names = first_without
         if field is None:
@@ -495,17 +673,17 @@ def _read_jsonl(
         )
 
 
-def _read_parquet(
-    data: BinaryIO, section: Section, text_field: str | None, skipped: Counter[str]
-) -> Iterator[str]:
+def _read_parquet(data: BinaryIO, section: Section, skipped: Skipped) -> Iterator[str]:
     """Yields the documents of the row groups whose first column begins in the range."""
     import pyarrow.parquet  # here, because it is an extra
 
     path = section.file.path
+    rows = _Rows(section, skipped, "rows")
+    number, part = 0, f" from byte {section.start:,}" if section.start else ""
     try:
         with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as file:
             names = file.schema_arrow.names
-            field = text_field or next((name for name in TEXT_FIELDS if name in names), None)
+            field = section.rows.field or next((n for n in TEXT_FIELDS if n in names), None)
             if field is None:
                 raise _no_field(path, "columns", names)
             if field not in names:
@@ -527,15 +705,18 @@ def _read_parquet(
                 if section.start <= min(max(0, start), section.file.size - 1) < section.stop
             ]
             for batch in file.iter_batches(_ROWS, row_groups=groups, columns=[field]):
-                column = batch.column(0)
-                skipped["rows"] += column.null_count
-                yield from (value for value in column.to_pylist() if value is not None)
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    text = rows.text(f"row {number:,}{part}", value, field)
+                    if text is not None:
+                        yield text
     except (BadExample, InputError, RunAgain):
         raise
     except Exception as error:  # a dozen classes of pyarrow, and Python's own
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise
         raise BadExample(path, f"broken parquet: {first_line(error)}") from error
+    rows.finish()
 
 
 def _is_text(kind: Any) -> bool:

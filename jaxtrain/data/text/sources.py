@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -40,6 +40,7 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
+_LISTED = 5  # files with bad rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,8 @@ class Text(DataConfig):
     second (benchmarks/LOG.md, "Text input")."""
 
     path: str | None = None
-    """Text data: a .txt, .md, .jsonl, or .parquet file, a folder (read recursively), a glob,
+    """Text data: a .txt, .md, .jsonl, or .parquet file, a .txt, .jsonl, or .json file that is
+    compressed (.gz, .zst, .bz2, .xz), a folder (read recursively), a glob,
     s3://BUCKET/PATH or gs://BUCKET/PATH of a file or folder, or
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a dataset on the Hugging Face Hub."""
     more_paths: tuple[str, ...] = ()
@@ -122,7 +124,9 @@ class Text(DataConfig):
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
     max_bad_share: bounds.ClosedFraction = 0.1
-    """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
+    """Largest fraction of unusable files, 0 to 1; with more, the run stops. Also the largest
+    fraction of unusable rows of a .jsonl or .parquet file: those are skipped; a file with more is
+    unusable."""
     max_examples: int | None = None
     """Documents to use; None uses all. Those of the first files, ordered by the hashes of their
     names, are used, chosen by their own hashes. Several sources share them in proportion to the
@@ -257,7 +261,6 @@ class Text(DataConfig):
         sources = self._sources(path, top, say)
         tokenizer_path = vocabulary.prepare(
             self._samples(sources),
-            self.text_field,
             vocab_size=model.vocab_size,
             kind=self.tokenizer_kind,
             form=self.form,
@@ -266,7 +269,7 @@ class Text(DataConfig):
             say=say,
             bucket=bucket,
         )
-        recipe = _recipe(tokenizer_path, self.form, self.text_field)
+        recipe = _recipe(tokenizer_path, self.form)
         if recipe.ids < model.vocab_size:
             say(
                 f"the tokenizer has {recipe.ids} ids and model.vocab_size is {model.vocab_size}: "
@@ -279,12 +282,7 @@ class Text(DataConfig):
         bad = _bad(sources, made)
         total = sum(len(source.files) for source in sources)
         quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
-        skipped = Counter[str]()
-        for shard in made.values():
-            skipped.update(shard.skipped)
-        if skipped:
-            names = splits.listed([*skipped])
-            say(f"skipped: {skipped.total():,} rows without text, in {names}")
+        _report_skipped(made.values(), say)
         return Prepared(
             corpora=tuple(self._corpus(source, made, bad) for source in sources),
             root=root,
@@ -358,18 +356,20 @@ class Text(DataConfig):
         sources = []
         for flag, where in named:
             files = documents.find(where, flag, top, say)
+            rows = documents.Rows(self.text_field, self.max_bad_share)
             sides = self._sides(files, f"{flag} {where}", say)
             used = tuple(
                 (shard, side)
                 for side in sorted(set(sides.values()), key=str)
-                for shard in shards.plan([file for file in sides if sides[file] == side])
+                for shard in shards.plan([file for file in sides if sides[file] == side], rows)
             )
             sources.append(_Source(f"{flag} {where}", tuple(files), used))
         if self.max_examples is not None:
             sources = self._limited(sources, top / "text", say)
         if self.val_path is not None:
             files = documents.find(self.val_path, "--data.val_path", top, say)
-            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files))
+            rows = documents.Rows(self.text_field, self.max_bad_share)
+            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files, rows))
             sources.append(_Source(f"--data.val_path {self.val_path}", tuple(files), val))
         return sources
 
@@ -415,7 +415,7 @@ class Text(DataConfig):
             sides = sorted({side for _, side in source.shards}, key=str)
             for side in sides:
                 of_side = [shard for shard, its_side in source.shards if its_side == side]
-                count, share = vocabulary.first_shards(of_side, most, self.text_field, folder, say)
+                count, share = vocabulary.first_shards(of_side, most, folder, say)
                 fraction = fraction if side == "val" else share
                 used += [(shard, side) for shard in of_side[:count]]
             limited.append(
@@ -459,7 +459,7 @@ class Text(DataConfig):
         return Corpus(source.name, used, self.train_split, source.most)
 
 
-def _recipe(path: Path, form: Form, text_field: str | None) -> Recipe:
+def _recipe(path: Path, form: Form) -> Recipe:
     """Returns what the tokens depend on, for a ``tokenizer.json``."""
     read = tokenizer_file.read(path)
     marks = (
@@ -469,7 +469,25 @@ def _recipe(path: Path, form: Form, text_field: str | None) -> Recipe:
     )
     ids = 1 + max(read.get_vocab().values())
     content = path.read_text(encoding="utf-8")
-    return Recipe(content, str(path), form, marks, ids, text_field)
+    return Recipe(content, str(path), form, marks, ids)
+
+
+def _report_skipped(made: Iterable[Made], say: Callable[[str], None]) -> None:
+    """Prints how many rows are not used, and the first that is bad in each of some files."""
+    skipped, bad, first = Counter[str](), Counter[str](), dict[str, str]()
+    for shard in made:
+        skipped.update(shard.skipped)
+        for name, (count, reason) in shard.bad_rows.items():
+            bad[name] += count
+            first.setdefault(name, reason)
+    if skipped:
+        names = splits.listed([*skipped])
+        say(f"skipped: {skipped.total():,} rows without text, in {names}")
+    for name in [*bad][:_LISTED]:
+        say(f"skipped: {bad[name]:,} bad rows in {name}, such as {first[name]}")
+    if len(bad) > _LISTED:
+        more = bad.total() - sum(bad[name] for name in [*bad][:_LISTED])
+        say(f"skipped: {more:,} bad rows in {len(bad) - _LISTED:,} more files")
 
 
 def _bad(

@@ -103,20 +103,35 @@ def test_bad_files_are_reported_and_not_used(tmp_path: Path) -> None:
     source = write(tmp_path / "in")
     clean = opened(source, tmp_path / "cache")
     (source / "a.txt").write_bytes(b"good at first \xff")
-    (source / "b.jsonl").write_text('{"text": "good at first"}\n{"text": ')
+    (source / "b.jsonl").write_text('{"text": "good at first"}\n{"text": \n{')
     said: list[str] = []
     config = Masked(path=str(source), batch_size=2, cache_dir=str(tmp_path), max_bad_share=0.5)
     got = config.open(Model(), seed=0, say=said.append)
     assert got.files == 8
     assert [(Path(bad.path).name, bad.reason[:12]) for bad in got.bad] == [
         ("a.txt", "not UTF-8: i"),
-        ("b.jsonl", "line 2: not "),
+        ("b.jsonl", "2 of 3 lines"),
     ]
     assert sum(text.startswith("skipped: ") for text in said) == 2
     assert "8 text files (2 bad)" in got.summary
     assert len(got.train) == len(clean.train)
     with pytest.raises(InputError, match=r"no text .* first of 1 broken files is .*a.txt: not"):
         opened(source / "a.txt", tmp_path, max_bad_share=1.0)
+
+
+def test_bad_rows_are_counted_and_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abcdefg":
+        rows = [json.dumps({"text": f"A row {number} of {name}."}) for number in range(30)]
+        (tmp_path / f"in/{name}.jsonl").write_text("\n".join([*rows, '{"text": "cut', "[]"]))
+    said: list[str] = []
+    config = Masked(path=str(tmp_path / "in"), batch_size=2, cache_dir=str(tmp_path))
+    got = config.open(Model(), seed=0, say=said.append)
+    assert not got.bad
+    listed = [line for line in said if line.startswith("skipped: ")]
+    assert len(listed) == 6
+    assert all(".jsonl, such as line 31: not JSON (" in line for line in listed[:5])
+    assert listed[-1] == "skipped: 4 bad rows in 2 more files"
 
 
 def test_too_many_bad_files_are_refused(tmp_path: Path) -> None:

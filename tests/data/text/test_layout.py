@@ -19,7 +19,7 @@ from jaxtrain.data.text.streams import Streams
 from jaxtrain.errors import InputError
 
 TRAINED = byte_level.train(["a few words"], 300)
-RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300, None)
+RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300)
 WINDOWS = Rule(7, None)
 TEXTS = [f"{' '.join(random.Random(n).choices('abcdef', k=n % 9))} text {n}" for n in range(300)]
 
@@ -35,7 +35,7 @@ def made(
         (folder / f"{number}.jsonl").write_text(rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "GROUP_BYTES", group_bytes)
-        plan = shards.plan(documents.find(str(folder), "", root, silent))
+        plan = shards.plan(documents.find(str(folder), "", root, silent), documents.Rows())
     assert shards.prepare(plan, recipe, root, silent, engine=engines.Threads(1))
     return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
 
@@ -185,7 +185,7 @@ def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: i
 def test_packed_sequences_cover_a_stream_with_holes(tmp_path: Path, group_bytes: int) -> None:
     """As if the documents that validate had never been there."""
     trained = tokenizer.train(TEXTS, 60).to_str()
-    recipe = Recipe(trained, "", "sentences", (specials.SEP,), 60, None)
+    recipe = Recipe(trained, "", "sentences", (specials.SEP,), 60)
     parts = made(tmp_path, "in", TEXTS, group_bytes, recipe)
     validating = corpus(made(tmp_path, "val", TEXTS[::4], recipe=recipe), "val")
     rule = Rule(12, specials.SEP)

@@ -3,7 +3,6 @@
 import functools
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def test_tokens_are_those_of_local_files(
     section = documents.Section(file, 0, file.size)
     (here,) = documents.find(str(texts / "2.jsonl"), "--data.path", tmp_path, silent)
     same = documents.Section(here, 0, here.size)
-    assert list(section.read(None, Counter())) == list(same.read(None, Counter()))
+    assert list(section.read(documents.Skipped())) == list(same.read(documents.Skipped()))
 
 
 def test_a_parquet_file_in_a_bucket_is_read_in_parts(
@@ -100,7 +99,7 @@ def test_a_parquet_file_in_a_bucket_is_read_in_parts(
     (file,) = documents.find(f"{URL}/a.parquet", "--data.path", tmp_path, silent)
     size, half = file.size, file.size // 2
     parts = [documents.Section(file, 0, half), documents.Section(file, half, size)]
-    read = [list(part.read(None, Counter())) for part in parts]
+    read = [list(part.read(documents.Skipped())) for part in parts]
     assert all(read)
     assert [row for part in read for row in part] == rows
 
@@ -114,7 +113,7 @@ def test_a_changed_object_is_read_again(texts: Path, stored: Bucket, tmp_path: P
     files = documents.find(URL, "--data.path", tmp_path, silent)
     stored.put("corpus/1.txt", b"More words. " * 40)
     with pytest.raises(Unavailable, match=r"corpus/1.txt changed while it was read: start again"):
-        list(documents.Section(files[0], 0, files[0].size).read(None, Counter()))
+        list(documents.Section(files[0], 0, files[0].size).read(documents.Skipped()))
 
 
 def test_another_machine_fetches_what_the_bucket_has(
