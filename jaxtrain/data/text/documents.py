@@ -29,9 +29,7 @@ import codecs
 import contextlib
 import dataclasses
 import glob
-import importlib.util
 import io
-import json
 import os
 import re
 import sys
@@ -40,31 +38,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxtrain import versions
 from jaxtrain.data import bucket_folders, listing, splits
-from jaxtrain.data.text import compression, hub_datasets, kinds
-from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.data.text import compression, hub_datasets, kinds, rows
+from jaxtrain.data.text.rows import Rows, Skipped
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import addresses, atomic, stand_ins
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
-TEXT_FIELDS = (
-    "text",
-    "content",
-    "body",
-    "document",
-    "article",
-    "passage",
-    "sentence",
-    "review",
-    "raw_content",
-    "context",
-)
 SECTION_CHARACTERS = 16_000
-LONGEST_LINE = 2**26
-"""Bytes of a line of ``.jsonl``: several times the longest books."""
-_ROWS = 256  # of parquet, decoded together
 _CHUNK_BYTES = 1 << 20
+_STRICT = Rows()
 _OBJECT_BYTES = 1 << 23  # read together from a bucket
 _LISTED = 5
 
@@ -142,13 +126,17 @@ class File:
                     raise BadExample(self.path, "not a regular file") from error
                 yield file
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine, not in a bucket or on the Hub."""
+        return not self.path.startswith(hub_datasets.FILE) and not addresses.is_address(self.path)
+
     def changed(self) -> bool:
         """Returns whether a local file has changed since it was found.
 
         The bucket refuses to read an object that has changed.
         """
-        local = not addresses.is_address(self.path) and not self.path.startswith(hub_datasets.FILE)
-        return local and _local(Path(self.path), self.name) != self
+        return self.is_local and _local(Path(self.path), self.name) != self
 
 
 class _Object(io.RawIOBase):
@@ -229,13 +217,13 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     known, about = _divided(files)
     name = f"{flag} {pattern}"
     if not known:
-        more = f" ({_names(about)} describes the others)" if about else ""
+        more = f" ({splits.listed(about)} describes the others)" if about else ""
         raise InputError(
             f"{name}: none of its {len(files)} files is a text file{more}; pass {kinds.SUPPORTED}"
         )
     parquet = next((file.name for file in known if file.suffix == kinds.PARQUET), None)
     if parquet:
-        require_parquet(f"{name}: {parquet}")
+        rows.require_parquet(f"{name}: {parquet}")
     if about:
         say(
             f"{name}: skipped {len(about)} of {len(files)} files, which describe the others: "
@@ -317,35 +305,6 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rows:
-    """How to read rows: the lines of a ``.jsonl``, or those of a ``.parquet``.
-
-    Attributes:
-        field: the field or column with the text; None is the first of :data:`TEXT_FIELDS` that
-            there is. Rows without it, or with null, are skipped, unless most lack it.
-        max_bad_share: largest fraction of rows that cannot be used; they are skipped, too.
-    """
-
-    field: str | None = None
-    max_bad_share: float = 0.0
-
-
-@dataclasses.dataclass(slots=True)
-class Skipped:
-    """The rows of a section that are not read.
-
-    Attributes:
-        rows: number of those without text.
-        bad: number of those that cannot be used.
-        first: place and reason of the first of these.
-    """
-
-    rows: int = 0
-    bad: int = 0
-    first: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Section:
     """A file, or a part of a large one: the documents that begin in a range of its bytes.
 
@@ -359,7 +318,7 @@ class Section:
     file: File
     start: int
     stop: int
-    rows: Rows = Rows()
+    rows: Rows = _STRICT
 
     @property
     def is_complete(self) -> bool:
@@ -386,10 +345,13 @@ class Section:
         with self.file.content() as data:
             if kinds.is_plain(self.file.name):
                 documents = _read_text(data, self)
-            elif self.file.suffix == kinds.PARQUET:
-                documents = _read_parquet(data, self, skipped)
             else:
-                documents = _read_jsonl(data, self, skipped)
+                is_table = self.file.suffix == kinds.PARQUET
+                read = rows.read_parquet if is_table else rows.read_jsonl
+                # Of a table without rows, the first column is at the end.
+                ends = self.stop == self.file.size
+                stop = sys.maxsize if ends else self.stop
+                documents = read(data, self.file.path, self.start, stop, self.rows, skipped)
             yield from (document for document in documents if document.strip())
 
 
@@ -416,7 +378,9 @@ def texts(
     file = File(str(path), path.name, size, "")
     is_plain = kinds.is_plain(file.name)
     if file.suffix == kinds.PARQUET:
-        require_parquet(str(path))
+        rows.require_parquet(str(path))
+    if text_field is None and (found := rows.choose([file], str(path), "--text-field")):
+        text_field = found.name
     documents, tokens = [], 0
     with file.content() as data:
         parts = (
@@ -430,16 +394,6 @@ def texts(
             if most is not None and tokens >= most:
                 break
     return ["".join(documents)] if is_plain else documents
-
-
-def require_parquet(name: str) -> None:
-    """Checks that parquet files can be read.
-
-    Raises:
-        InputError: the extra ``parquet`` is not installed.
-    """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise InputError(f"{name} requires the package pyarrow: {versions.install('parquet')}")
 
 
 def _read_text(data: BinaryIO, section: Section) -> Iterator[str]:
@@ -519,223 +473,3 @@ def decoded(data: BinaryIO, path: str, start: int, stop: int) -> Iterator[str]:
         yield text.replace("\r\n", "\n").replace("\r", "\n")
         if not chunk:
             return
-
-
-def _trouble(value: Any, field: str | None) -> str:
-    """Returns why a value is not a text; "" if it is one."""
-    if not isinstance(value, str):
-        return f"field {field!r} is not text: {type(value).__name__}"
-    if "\0" in value:
-        return f"field {field!r} has a NUL character: not text"
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return "an unpaired surrogate"
-    return ""
-
-
-class _BadLine(Exception):
-    """A line that is not a JSON object."""
-
-
-class _Rows:
-    """Counts the rows of a section, and decides whether too many are bad.
-
-    Args:
-        section: to read.
-        skipped: see :meth:`Section.read`.
-        things: what a row is called.
-    """
-
-    def __init__(self, section: Section, skipped: Skipped, things: str) -> None:
-        self._path, self._share = section.file.path, section.rows.max_bad_share
-        self._skipped, self._things = skipped, things
-        self._total = self._bad = 0
-        self._first = ""
-
-    def text(self, where: str, value: Any, field: str | None) -> str | None:
-        """Counts a row; returns its text, or None if it has none or is bad."""
-        if value is not None and (reason := _trouble(value, field)):
-            self.bad(where, reason)
-            return None
-        self._total += 1
-        self._skipped.rows += value is None
-        return cast(str | None, value)
-
-    def bad(self, where: str, reason: str) -> None:
-        """Counts a row that cannot be used."""
-        self._first = self._first or f"{where}: {reason}"
-        self._bad += 1
-        self._total += 1
-
-    def finish(self) -> None:
-        """Reports the skipped rows.
-
-        Raises:
-            BadExample: there are too many.
-        """
-        if self._bad and not self._share:
-            more = f", and {self._bad - 1:,} more" if self._bad > 1 else ""
-            raise BadExample(self._path, f"{self._first}{more}")
-        if self._bad > self._share * self._total:
-            raise BadExample(
-                self._path,
-                f"{self._bad:,} of {self._total:,} {self._things} are bad, more than "
-                f"data.max_bad_share={self._share:g} allows; the first is {self._first}",
-            )
-        self._skipped.bad += self._bad
-        self._skipped.first = self._skipped.first or self._first
-
-
-def _lines(data: BinaryIO, section: Section) -> Iterator[tuple[str, bytes]]:
-    """Yields the lines that begin in a section, each after its place; a long one is cut."""
-    number = at = 0
-    stop = sys.maxsize if kinds.packing(section.file.name) else section.stop
-    if section.start:  # the line that begins before the range belongs to the one before
-        data.seek(section.start - 1)
-        at = section.start - 1 + _skip_line(data)
-    while at < stop and (line := data.readline(LONGEST_LINE + 1)):
-        number += 1
-        where = f"the line at byte {at:,}" if section.start else f"line {number}"
-        first = at == 0
-        at += len(line)
-        if not line.endswith(b"\n"):
-            at += _skip_line(data)
-        yield where, line.removeprefix(codecs.BOM_UTF8) if first else line
-
-
-def _skip_line(data: BinaryIO) -> int:
-    """Reads to the end of a line; returns how many bytes."""
-    size = 0
-    while part := data.readline(_CHUNK_BYTES):
-        size += len(part)
-        if part.endswith(b"\n"):
-            break
-    return size
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line; None for a blank one.
-
-    Raises:
-        _BadLine: it is not an object.
-    """
-    if len(line) > LONGEST_LINE:
-        raise _BadLine(f"more than {LONGEST_LINE:,} bytes: split it")
-    try:
-        text = line.decode()
-        if not text.strip():
-            return None
-        row = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise _BadLine(f"not UTF-8: {error.reason}") from error
-    except (ValueError, RecursionError) as error:
-        why = first_line(error)
-        if isinstance(error, json.JSONDecodeError):
-            why = f"{error.msg} at character {error.pos}"
-        raise _BadLine(f"not JSON ({why}): write one JSON object per line") from error
-    if not isinstance(row, dict):
-        raise _BadLine("not a JSON object")
-    return row
-
-
-def _read_jsonl(data: BinaryIO, section: Section, skipped: Skipped) -> Iterator[str]:
-    path, field = section.file.path, section.rows.field
-    rows = _Rows(section, skipped, "lines")
-    has = lacks = 0
-    first_without = "", list[str]()
-    for where, line in _lines(data, section):
-        try:
-            row = _parsed(line)
-        except _BadLine as error:
-            rows.bad(where, str(error))
-            continue
-        if row is None:
-            continue
-        if field is None:
-            field = next((name for name in TEXT_FIELDS if name in row), None)
-        lacks += field not in row
-        has += field in row
-        if lacks == 1 and field not in row:
-            first_without = where, list(row)
-        text = rows.text(where, None if field is None else row.get(field), field)
-        if text is not None:
-            yield text
-    rows.finish()
-    if lacks > has:
-        where, names = first_without
-        if field is None:
-            raise _no_field(path, where, names)
-        raise BadExample(
-            path,
-            f"{lacks} of {lacks + has} lines have no field {field!r}, such as {where}, which has "
-            f"{_names(names)}: data.text_field names the field with the text",
-        )
-
-
-def _read_parquet(data: BinaryIO, section: Section, skipped: Skipped) -> Iterator[str]:
-    """Yields the documents of the row groups whose first column begins in the range."""
-    import pyarrow.parquet  # here, because it is an extra
-
-    path = section.file.path
-    rows = _Rows(section, skipped, "rows")
-    number, part = 0, f" from byte {section.start:,}" if section.start else ""
-    try:
-        with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as file:
-            names = file.schema_arrow.names
-            field = section.rows.field or next((n for n in TEXT_FIELDS if n in names), None)
-            if field is None:
-                raise _no_field(path, "columns", names)
-            if field not in names:
-                raise BadExample(
-                    path,
-                    f"no column {field!r}, only {_names(names)}: data.text_field names the column "
-                    "with the text",
-                )
-            kind = file.schema_arrow.field(field).type
-            if not _is_text(kind):
-                raise BadExample(path, f"column {field!r} is not text: {kind}")
-            starts = (
-                file.metadata.row_group(group).column(0).data_page_offset
-                for group in range(file.num_row_groups)
-            )
-            groups = [
-                group
-                for group, start in enumerate(starts)
-                if section.start <= min(max(0, start), section.file.size - 1) < section.stop
-            ]
-            for batch in file.iter_batches(_ROWS, row_groups=groups, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    number += 1
-                    text = rows.text(f"row {number:,}{part}", value, field)
-                    if text is not None:
-                        yield text
-    except (BadExample, InputError, RunAgain):
-        raise
-    except Exception as error:  # a dozen classes of pyarrow, and Python's own
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
-            raise
-        raise BadExample(path, f"broken parquet: {first_line(error)}") from error
-    rows.finish()
-
-
-def _is_text(kind: Any) -> bool:
-    """Returns whether the values of an Arrow type are strings, however they are stored."""
-    from pyarrow import types
-
-    if types.is_dictionary(kind):  # pandas and polars write categories so
-        return _is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _no_field(path: str, place: str, names: list[str]) -> BadExample:
-    return BadExample(
-        path,
-        f"{place}: none of the usual text fields among {_names(names)}: data.text_field names the "
-        "one with the text",
-    )
-
-
-def _names(names: list[str]) -> str:
-    shown = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
-    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 8 else "")

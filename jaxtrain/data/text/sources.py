@@ -22,7 +22,9 @@ from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
     documents,
     hub_datasets,
+    kinds,
     layout,
+    rows,
     shards,
     specials,
     stdlib_corpus,
@@ -32,6 +34,7 @@ from jaxtrain.data.text import (
     vocabulary,
 )
 from jaxtrain.data.text.layout import SPLITS, Corpus, Rule, Split
+from jaxtrain.data.text.rows import Rows
 from jaxtrain.data.text.shards import Made, Recipe, Shard
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
@@ -40,6 +43,7 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
+_FIELD_VERSION = 1  # of the rule that chooses the field with the text
 _LISTED = 5  # files with bad rows
 
 
@@ -143,8 +147,9 @@ class Text(DataConfig):
     """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), or byte_bpe
     (byte-level, lossless; for causal models)."""
     text_field: str | None = None
-    """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
-    the first of the usual names (text, content, body, ...)."""
+    """The field of .jsonl objects or the column of .parquet files that holds the text. None uses
+    text if most rows have it, or else the only usual name (content, body, ...) that most rows
+    have, in any case of letters."""
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
@@ -356,22 +361,54 @@ class Text(DataConfig):
         sources = []
         for flag, where in named:
             files = documents.find(where, flag, top, say)
-            rows = documents.Rows(self.text_field, self.max_bad_share)
+            how = self._rows(files, f"{flag} {where}", top / "text", say)
             sides = self._sides(files, f"{flag} {where}", say)
             used = tuple(
                 (shard, side)
                 for side in sorted(set(sides.values()), key=str)
-                for shard in shards.plan([file for file in sides if sides[file] == side], rows)
+                for shard in shards.plan([file for file in sides if sides[file] == side], how)
             )
             sources.append(_Source(f"{flag} {where}", tuple(files), used))
         if self.max_examples is not None:
             sources = self._limited(sources, top / "text", say)
         if self.val_path is not None:
             files = documents.find(self.val_path, "--data.val_path", top, say)
-            rows = documents.Rows(self.text_field, self.max_bad_share)
-            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files, rows))
+            how = self._rows(files, f"--data.val_path {self.val_path}", top / "text", say)
+            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files, how))
             sources.append(_Source(f"--data.val_path {self.val_path}", tuple(files), val))
         return sources
+
+    def _rows(
+        self,
+        files: Sequence[documents.File],
+        name: str,
+        folder: Path,
+        say: Callable[[str], None],
+    ) -> Rows:
+        """Returns how to read the rows of a source; finds and prints the field with the text.
+
+        Raises:
+            InputError: several fields may have it.
+            RunAgain: a disk, the bucket or the Hub is unavailable.
+        """
+        with_rows = [file for file in files if not kinds.is_plain(file.name)]
+        if self.text_field is not None or not with_rows:
+            return Rows(self.text_field, self.max_bad_share)
+
+        def build(work: Path) -> dict[str, Any]:
+            return {"field": rows.choose(with_rows, name, "--data.text_field")}
+
+        described = [(file.name, file.size, file.version) for file in with_rows]
+        key = cache.digest(_FIELD_VERSION, described)
+        chosen = cache.make_folder(folder / f"field-{key[:20]}", build, say)["field"]
+        if chosen is None:
+            return Rows(None, self.max_bad_share)
+        field = rows.Field(*chosen)
+        say(
+            f"{name}: the text is in the field {field.name!r}, which {field.has:,} of the "
+            f"{field.of:,} rows have that were read to choose it"
+        )
+        return Rows(field.name, self.max_bad_share)
 
     def _sides(
         self, files: Sequence[documents.File], name: str, say: Callable[[str], None]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxtrain.data.text import documents, kinds
+from jaxtrain.data.text import documents, kinds, rows
 from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Rows, Section, Skipped
 from jaxtrain.errors import BadExample, InputError
 
@@ -38,7 +38,7 @@ def write(path: Path, data: str | bytes) -> Path:
     return path
 
 
-def rows(path: Path, *values: object) -> Path:
+def objects(path: Path, *values: object) -> Path:
     return write(path, "\n".join(json.dumps(value) for value in values))
 
 
@@ -51,8 +51,10 @@ def read(
     path: Path, text_field: str | None, skipped: Skipped | None = None, bad: float = 0.0
 ) -> Iterator[str]:
     size = path.stat().st_size
-    section = Section(File(str(path), path.name, size, ""), 0, size, Rows(text_field, bad))
-    return section.read(skipped or Skipped())
+    file = File(str(path), path.name, size, "")
+    if text_field is None and (chosen := rows.choose([file], path.name, "--data.text_field")):
+        text_field = chosen.name
+    return Section(file, 0, size, Rows(text_field, bad)).read(skipped or Skipped())
 
 
 def find(pattern: str, say: Callable[[str], None] = print) -> list[File]:
@@ -129,11 +131,11 @@ def test_a_long_text_without_blank_lines_is_cut_too(tmp_path: Path, mark: str) -
 
 
 def test_jsonl_and_parquet_rows_are_documents(tmp_path: Path) -> None:
-    a = rows(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
+    a = objects(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
     assert list(read(a, None)) == ["one"]
     b = parquet(tmp_path / "b.parquet", n=[1, 2, 3], content=["x", None, "y\n"])
     assert list(read(b, None)) == ["x", "y\n"]
-    c = rows(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
+    c = objects(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
     assert list(read(c, "code")) == ["two"]
     assert list(read(parquet(tmp_path / "d.parquet", text=["x"], code=["z"]), "code")) == ["z"]
 
@@ -152,7 +154,7 @@ def test_parquet_without_pyarrow_names_the_extra(
 def test_rows_without_the_field_are_skipped_and_counted(tmp_path: Path) -> None:
     """Some, and also the first one, which then does not name the field."""
     titles = [{"title": "a"}, {"title": "b", "text": None}]
-    path = rows(tmp_path / "a.jsonl", *titles, {"text": "one", "body": "b"}, {"text": "two"})
+    path = objects(tmp_path / "a.jsonl", *titles, {"text": "one", "body": "b"}, {"text": "two"})
     for field in (None, "text"):
         skipped = Skipped()
         assert list(read(path, field, skipped)) == ["one", "two"]
@@ -189,12 +191,12 @@ def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     )
     assert "line 2: not a JSON object" in reason(write(tmp_path / "f.jsonl", good + b"[1]"))
     assert "line 2: field 'text' is not text" in reason(
-        rows(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
+        objects(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
     )
-    assert "2 of 3 lines have no field 'text', such as line 2, which has 'body'" in reason(
-        rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"}, {"body": "three"})
+    assert "2 of 3 lines have no field 'text', such as line 2, which has 'title'" in reason(
+        objects(tmp_path / "h.jsonl", {"text": "one"}, {"title": "two"}, {"title": "three"})
     )
-    assert "data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
+    assert "data.text_field" in reason(objects(tmp_path / "i.jsonl", {"wörter": "one"}))
     assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
     assert "is not text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
     intact = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
@@ -222,7 +224,7 @@ def test_a_file_changes_with_its_content_and_its_permissions(
 
 
 def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LONGEST_LINE", 30)
+    monkeypatch.setattr(rows, "LONGEST_LINE", 30)
     line = '{"text": "' + "x" * 17 + '"}\n'
     assert len(line) == 30
     assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
@@ -282,7 +284,7 @@ def test_what_describes_data_of_another_kind_is_not_text(tmp_path: Path, name: s
 def test_a_card_beside_files_that_cannot_be_read_is_not_text(tmp_path: Path) -> None:
     for name in ("README.md", "data/train.csv.gz", "data/test.csv.gz"):
         write(tmp_path / name, "x")
-    with pytest.raises(InputError, match=r"none of its 3 files is a text file \('README.md' desc"):
+    with pytest.raises(InputError, match=r"none of its 3 files is a text file \(README.md desc"):
         find(str(tmp_path))
     assert [file.name for file in find(str(tmp_path / "README.md"))] == ["README.md"]
 
@@ -360,13 +362,88 @@ def test_a_line_without_an_end_is_one_bad_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next section begins after it."""
-    monkeypatch.setattr(documents, "LONGEST_LINE", 40)
-    monkeypatch.setattr(documents, "_CHUNK_BYTES", 16)
+    monkeypatch.setattr(rows, "LONGEST_LINE", 40)
+    monkeypatch.setattr(rows, "_CHUNK_BYTES", 16)
     line = b'{"text": "short"}\n'
     path = write(tmp_path / "a.jsonl", line + b"x" * 100 + b"\n" + line)
     skipped = Skipped()
     assert list(read(path, None, skipped, 0.5)) == ["short", "short"]
     assert skipped == Skipped(0, 1, "line 2: more than 40 bytes: split it")
     file = File(str(path), path.name, path.stat().st_size, "")
-    half = Section(file, 40, file.size, Rows(None, 0.5))
+    half = Section(file, 40, file.size, Rows("text", 0.5))
     assert list(half.read(Skipped())) == ["short"]
+
+
+LAYOUTS: dict[str, tuple[list[dict[str, object]], str | None]] = {
+    "the first row lacks it": (
+        [{"context": "see also"}, *[{"text": "a", "context": "Wikipedia"}] * 40],
+        "text",
+    ),
+    "capitals": ([{"Text": "a", "Content": "b"}] * 9, "text"),
+    "capitals of a rare name": ([{"Raw_Content": "a", "id": 1}] * 9, "raw_content"),
+    "empty or null": ([{"text": "", "content": "a"}, {"text": None, "content": "a"}], "content"),
+    "numbers": ([{"text": 7, "content": "a"}] * 5, "content"),
+    "a few rows have another": ([{"content": "a"}] * 9 + [{"body": "b"}], "content"),
+    "few rows have any": ([{"title": "a"}] * 9 + [{"passage": "b"}], "passage"),
+    "none": ([{"words": "a"}] * 9, None),
+    "several": ([{"content": "a", "body": "b"}] * 9, "several"),
+    "two halves": ([{"content": "a"}] * 5 + [{"body": "b"}] * 5, "several"),
+    "two spellings": ([{"content": "a", "Content": "b"}] * 5, "several"),
+}
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".json.gz", ".parquet"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_field_is_the_one_that_most_rows_have(tmp_path: Path, layout: str, kind: str) -> None:
+    """By the same rule in all kinds of files."""
+    every, wanted = LAYOUTS[layout]
+    path = tmp_path / f"a{kind}"
+    if kind == ".parquet":
+        if layout == "numbers":
+            every = [row | {"text": 7} for row in every]
+        pq.write_table(pa.Table.from_pylist(every, _schema(every)), path)
+    else:
+        data = "\n".join(map(json.dumps, every)).encode()
+        path.write_bytes(gzip.compress(data) if kind == ".json.gz" else data)
+    file = File(str(path), path.name, path.stat().st_size, "")
+    if wanted == "several":
+        with pytest.raises(InputError, match=r"several fields may have the text.*: set --f to the"):
+            rows.choose([file], "name", "--f")
+        return
+    got = rows.choose([file], "name", "--f")
+    assert (got.name if got else None) == wanted
+    if got and got.has == got.of:
+        section = Section(file, 0, file.size, Rows(got.name))
+        assert len(list(section.read(Skipped()))) == len(every)
+
+
+def _schema(every: list[dict[str, object]]) -> pa.Schema:
+    names = dict.fromkeys(name for row in every for name in row)
+    kinds = {name: pa.int64() for row in every for name in row if isinstance(row[name], int)}
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+
+
+def test_the_field_is_one_for_a_source(tmp_path: Path) -> None:
+    """Weighted by size, from several places of a file, whatever a section or a small file has."""
+    first = b"".join(b'{"context": "meta %d"}\n' % n for n in range(100))
+    later = b"".join(b'{"text": "a text %d", "context": "meta"}\n' % n for n in range(40_000))
+    large = write(tmp_path / "a.jsonl", first + later)
+    small = objects(tmp_path / "b.jsonl", *[{"content": "b"}] * 90)
+    files = find(str(tmp_path))
+    chosen = rows.choose(files, "name", "--f")
+    assert chosen is not None
+    assert chosen.name == "text"
+    assert chosen.of > 64 + 90
+    file, half = files[0], files[0].size // 2
+    parts = [Section(file, a, b, Rows("text")) for a, b in ((0, half), (half, file.size))]
+    got = [text for part in parts for text in part.read(Skipped())]
+    assert got == [f"a text {number}" for number in range(40_000)]
+    assert documents.texts(large, None) == got
+    assert documents.texts(small, None) == ["b"] * 90
+
+
+def test_rows_of_any_spelling_are_read(tmp_path: Path) -> None:
+    path = objects(tmp_path / "a.jsonl", {"Text": "a"}, {"text": "b"}, {"TEXT": "c", "x": "d"})
+    assert list(read(path, None)) == ["a", "b", "c"]
+    assert list(read(path, "text")) == ["a", "b", "c"]
+    assert list(read(parquet(tmp_path / "b.parquet", TEXT=["a"]), "text")) == ["a"]

@@ -35,7 +35,7 @@ def made(
         (folder / f"{number}.jsonl").write_text(rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "GROUP_BYTES", group_bytes)
-        plan = shards.plan(documents.find(str(folder), "", root, silent), documents.Rows())
+        plan = shards.plan(documents.find(str(folder), "", root, silent), documents.Rows("text"))
     assert shards.prepare(plan, recipe, root, silent, engine=engines.Threads(1))
     return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
 

@@ -25,7 +25,7 @@ from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
 from jaxtrain.errors import InputError
 from jaxtrain.storage import disks
 
-ROWS = Rows()
+ROWS = Rows("text")
 HERE = engines.Threads(1)
 
 
@@ -103,11 +103,11 @@ def test_groups_depend_only_on_names_and_sizes_and_change_little() -> None:
 def test_equal_names_and_large_files_do_not_divide_without_end() -> None:
     one, two = file("a.txt", 2**27), file("b.txt", 2**28)
     assert {shard.sections for shard in shards.plan([one, two], ROWS)} == {
-        (Section(one, 0, 2**27),),
-        (Section(two, 0, 2**28),),
+        (Section(one, 0, 2**27, ROWS),),
+        (Section(two, 0, 2**28, ROWS),),
     }
     packed = file("c.jsonl.gz", 2**30)  # a stream, whose documents are found only in order
-    assert shards.plan([packed], ROWS) == [Shard((Section(packed, 0, 2**30),))]
+    assert shards.plan([packed], ROWS) == [Shard((Section(packed, 0, 2**30, ROWS),))]
     (empty,) = shards.plan([file("empty.txt", 0)], ROWS)
     assert empty.size == 0
 
@@ -230,7 +230,7 @@ def test_a_shard_is_made_once_until_its_files_change(
         assert fresh() == 0
     other = Recipe(recipe.tokenizer, "elsewhere", "sentences", (specials.SEP,), 120)
     assert fresh(other) == 0
-    assert fresh(rows=Rows("text")) > 4
+    assert fresh(rows=Rows("body")) > 4
 
 
 def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> None:

@@ -23,6 +23,7 @@ from data.text.small_text import (
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.text import Causal, Masked, specials, vocabulary
+from jaxtrain.data.text import rows as text_rows
 from jaxtrain.data.text import shards as text_shards
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.data.text.sources import Text
@@ -366,3 +367,25 @@ def test_text_without_a_token_to_predict_is_refused(tmp_path: Path) -> None:
     assert refused(path="known", val_path="short") == (
         "no sequence of the val split has a token to predict: its texts are too short; add text"
     )
+
+
+def test_the_field_of_each_source_is_printed_and_found_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, field in (("a", "content"), ("b", "Text")):
+        rows = [json.dumps({field: f"{name} {number}", "context": "no"}) for number in range(30)]
+        if name == "a":
+            rows = [row.replace(', "context": "no"', "") for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    config = _config(str(tmp_path / "a.jsonl"), more_paths=(str(tmp_path / "b.jsonl"),))
+    train, val, lines = _documents(config)
+    assert sorted(train + val) == sorted(f"{name} {n}" for name in "ab" for n in range(30))
+    wanted = [
+        f"--data.path {tmp_path}/a.jsonl: the text is in the field 'content', which 30 of the 30 "
+        "rows have that were read to choose it",
+        f"--data.more_paths {tmp_path}/b.jsonl: the text is in the field 'text', which 30 of the "
+        "30 rows have that were read to choose it",
+    ]
+    assert [line for line in lines if "the text is in" in line] == wanted
+    monkeypatch.setattr(text_rows, "choose", None)  # the cache has it
+    assert [line for line in _documents(config)[2] if "the text is in" in line] == wanted
