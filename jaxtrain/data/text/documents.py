@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from jaxtrain.data import bucket_folders, listing, splits
-from jaxtrain.data.text import compression, hub_datasets, kinds, rows
+from jaxtrain.data.text import hub_datasets, kinds, rows
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import addresses, atomic, stand_ins
@@ -94,7 +94,7 @@ class File:
             if not packing:
                 yield raw
                 return
-            with compression.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
+            with kinds.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
                 self._check(data)
                 yield data
 
