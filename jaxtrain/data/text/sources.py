@@ -423,12 +423,19 @@ class Text(DataConfig):
         names = [file.name for file in files]
         is_hub = files[0].path.startswith(hub_datasets.FILE)
         by_name = None if is_hub else splits.by_name(names)
+        by_val_path = f"{name}: the text of data.val_path validates"
+        by_hash = f"{name}: a part of the documents validates, chosen by the hashes of their text"
         if by_name is None:
+            if not is_hub and self.path is not None:  # not the names of Python's modules
+                splits.warn_of_words(name, names, say)
+            say(by_hash if self.val_path is None else by_val_path)
             side: Split | None = None if self.val_path is None else "train"
             return dict.fromkeys(files, side)
         if "val" not in by_name or self.val_path is not None:
             by_name = ["train" if side == "train" else "test" for side in by_name]
-        splits.report(name, names, by_name, say)
+        splits.report(name, names, by_name, say, decided="words in their names")
+        if "val" not in by_name:
+            say(by_hash if self.val_path is None else by_val_path)
         used: dict[documents.File, Split | None] = {
             file: side
             for file, side in zip(files, by_name, strict=True)

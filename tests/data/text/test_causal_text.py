@@ -139,6 +139,6 @@ def test_prepare_tokens_builds_the_cache_of_a_run(
     said: list[str] = []
     config = Causal(path=str(folder), batch_size=2, cache_dir=str(cache))
     got = config.open(dataclasses.replace(MODEL, sequence_length=16), seed=0, say=said.append)
-    assert not said  # nothing is tokenized
+    assert all("a part of the documents validates" in line for line in said)  # nothing is made
     wanted = {"examples": len(got.train), "fingerprint": got.train.fingerprint}
     assert content["train"] == wanted

@@ -200,7 +200,7 @@ def test_named_splits_train_on_train_only(tmp_path: Path) -> None:
     folder = _texts(tmp_path / "d", train_txt="aa", valid_txt="bb", test_txt="cc")
     train, val, lines = _documents(_config(folder))
     assert (train, val) == (["aa"], ["bb"])
-    assert any("1 of 3 files validate: valid.txt" in line for line in lines)
+    assert any("1 of 3 files train, and 1 validate, by words in their names" in x for x in lines)
     assert any("1 of 3 files are not used" in line and "test.txt" in line for line in lines)
     # Without text for validation, a part of the text for training validates, never the test set.
     rows = [json.dumps({"text": f"text {number}"}) for number in range(20)]
