@@ -17,7 +17,7 @@ document is one range of the shard, and another split tokenizes nothing again.
 * ``ends``: uint64, the position after each sentence; empty in the exact form.
 * ``documents.npy``: uint64 [documents, 6], see :data:`COLUMNS`.
 * ``manifest.json``: number of documents, digest, broken files, and number of rows that are not
-  used.
+  used; size of the documents.
 """
 
 import array
@@ -270,9 +270,9 @@ def _make(recipe: Recipe, encoder: Encoder, item: jobs.Item, folder: Path) -> di
                 bad_rows[section.file.name] = rows.bad, rows.first
             if writer.mark() == before and section.is_complete:
                 bad[section.file.name] = "no text in it"
-        sha256, count = writer.finish()
+        sha256, count, text_bytes = writer.finish()
     manifest = {"documents": count, "sha256": sha256, "bad": bad, "skipped": skipped}
-    manifest |= {"bad_rows": bad_rows}
+    manifest |= {"bad_rows": bad_rows, "bytes": text_bytes}
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     write_whole(folder / cache.MANIFEST, json.dumps(manifest | {"files": files}, indent=1))
     return {"documents": count}
@@ -330,8 +330,8 @@ class _Writer(contextlib.ExitStack):
             ids = np.frombuffer(document.ids, np.uint32)
             self._file.write(ids.astype(self._dtype).tobytes())
 
-    def finish(self) -> tuple[str, int]:
-        """Writes the files of the shard; returns their digest and the number of documents."""
+    def finish(self) -> tuple[str, int, int]:
+        """Writes the files of the shard; returns their digest, and count and bytes of documents."""
         self._file.flush()
         rows = np.frombuffer(self._rows, np.uint64).reshape(-1, len(COLUMNS))
         order = np.argsort(rows[:, DIGEST], kind="stable")
@@ -361,7 +361,7 @@ class _Writer(contextlib.ExitStack):
         np.save(self._folder / "documents.npy", rows)
         del tokens
         os.unlink(self._file.name)
-        return content.hexdigest(), len(rows)
+        return content.hexdigest(), len(rows), int(rows[:, BYTES].sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,6 +374,8 @@ class Made:
         bad: name -> reason of each broken file; none of its documents is in the shard.
         skipped: name -> number of rows without text, of files that have such.
         bad_rows: name -> number of rows that cannot be used, and place and reason of the first.
+        count: number of documents.
+        bytes: their size.
         dtype: dtype of the ids.
     """
 
@@ -382,6 +384,8 @@ class Made:
     bad: dict[str, str]
     skipped: dict[str, int]
     bad_rows: dict[str, tuple[int, str]]
+    count: int
+    bytes: int
     dtype: np.dtype
 
     @classmethod
@@ -395,6 +399,8 @@ class Made:
             manifest["bad"],
             manifest["skipped"],
             manifest["bad_rows"],
+            manifest["documents"],
+            manifest["bytes"],
             dtype,
         )
 

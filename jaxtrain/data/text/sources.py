@@ -136,10 +136,12 @@ class Text(DataConfig):
     names, are used, chosen by their own hashes. Several sources share them in proportion to the
     size of their files, with at least two each. If val_path is set, this limits the training
     documents only. Accepts 500k, 2.5M, 1B."""
-    train_split: bounds.ClosedFraction = 0.9
-    """Fraction of the documents used for training; the rest is for validation. The hash of a
-    document's text decides, with at least one document on each side. Ignored if val_path is set, or
-    if names say what validates: valid.txt beside train.txt, or folders train and val."""
+    val_documents: bounds.Count | None = None
+    """Documents that are enough for validation. The fraction that validates is the smallest of a
+    tenth, a twentieth, and so on, with so many of them; the hash of a document's text decides, with
+    at least one document on each side. None uses 5 MB of text, or 40 MB if that is less than 1%.
+    Ignored if val_path is set, or if names say what validates: valid.txt beside train.txt, or
+    folders train and val."""
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
@@ -288,8 +290,9 @@ class Text(DataConfig):
         total = sum(len(source.files) for source in sources)
         quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
         _report_skipped(made.values(), say)
+        train_split = 1 - self._held_out(sources, made, say)
         return Prepared(
-            corpora=tuple(self._corpus(source, made, bad) for source in sources),
+            corpora=tuple(self._corpus(source, made, bad, train_split) for source in sources),
             root=root,
             tokenizer=tokenizer_path,
             recipe=recipe,
@@ -424,7 +427,7 @@ class Text(DataConfig):
         is_hub = files[0].path.startswith(hub_datasets.FILE)
         by_name = None if is_hub else splits.by_name(names)
         by_val_path = f"{name}: the text of data.val_path validates"
-        by_hash = f"{name}: a part of the documents validates, chosen by the hashes of their text"
+        by_hash = f"{name}: no names say what validates, so a part of all documents does"
         if by_name is None:
             if not is_hub and self.path is not None:  # not the names of Python's modules
                 splits.warn_of_words(name, names, say)
@@ -473,16 +476,37 @@ class Text(DataConfig):
         for source in sources:
             training = [(shard, side is None) for shard, side in source.shards if side != "val"]
             if training:
-                split = self.train_split if training[0][1] else 1.0
+                # The tokens are not counted yet, so no more than this certainly trains.
+                split = 1 - layout.LARGEST_HELD_OUT if training[0][1] else 1.0
                 below = layout.limit(split * source.fraction)
                 samples.append((training, below))
         return samples
+
+    def _held_out(
+        self, sources: Sequence[_Source], made: Mapping[Shard, Made], say: Callable[[str], None]
+    ) -> float:
+        """Returns the fraction of the documents that validates where no name says it."""
+        count, size = 0.0, 0.0
+        for source in sources:
+            split = [made[shard] for shard, side in source.shards if side is None]
+            of_source = sum(shard.count for shard in split)
+            used = min(1.0, (source.most or of_source) / max(1, of_source))
+            count += used * of_source
+            size += used * sum(shard.bytes for shard in split)
+        share = layout.held_out(int(count), int(size), self.val_documents)
+        if count:
+            say(
+                f"{100 * share:.3g}% of {count:,.0f} documents ({size / 1e6:,.1f} MB) validate, "
+                "chosen by the hashes of their text; data.val_documents sets how many are enough"
+            )
+        return share
 
     def _corpus(
         self,
         source: _Source,
         made: Mapping[Shard, Made],
         bad: Mapping[documents.File, BadExample],
+        train_split: float,
     ) -> Corpus:
         """Returns the tokens of a source, without shards of files that are bad elsewhere.
 
@@ -500,7 +524,7 @@ class Text(DataConfig):
             for shard, side in source.shards
             if len(shard.sections) > 1 or shard.sections[0].file not in bad
         )
-        return Corpus(source.name, used, self.train_split, source.most)
+        return Corpus(source.name, used, train_split, source.most)
 
 
 def _recipe(path: Path, form: Form) -> Recipe:

@@ -90,7 +90,6 @@ def test_the_fingerprint_changes_with_the_examples(folder: Path, tmp_path: Path)
         opened(folder, tmp_path / "one", Model(sequence_length=40)),
         opened(folder, tmp_path / "one", Model(vocab_size=100)),
         opened(folder, tmp_path / "one", max_examples=4),
-        opened(folder, tmp_path / "one", train_split=0.2),
         opened(tmp_path / "copy", tmp_path / "two"),
     ]
     *first, changed = [(s.train.fingerprint, s.val.fingerprint) for s in [one, *others]]
@@ -171,7 +170,7 @@ def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"max_bad_share": 1.5}, "data.max_bad_share=1.5: use a number of at least 0 and at most"),
-        ({"train_split": -0.1}, "data.train_split=-0.1: use a number"),
+        ({"val_documents": 0}, "data.val_documents=0: use"),
         ({"max_examples": 1}, "data.max_examples is 1: use at least 2"),
         ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0: use at least 1"),
         ({"random_share": 0.6, "keep_share": 0.5}, "add up to at most 1"),

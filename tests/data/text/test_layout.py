@@ -210,3 +210,33 @@ def test_packed_sequences_cover_a_stream_with_holes(tmp_path: Path, group_bytes:
             [streams.read(0, *streams.span(n)).tolist() for n in range(train["examples"])]
         )
     assert sequences[0] == sequences[1]
+
+
+@pytest.mark.parametrize(
+    ("documents", "megabytes", "val_documents", "share"),
+    [
+        (100, 0.1, None, 0.1),
+        (20_000, 80, None, 0.1),
+        (25_000, 101, None, 0.05),
+        (250_000, 1000, None, 0.00625),  # web pages
+        (62_500, 1000, None, 0.00625),  # parts of books
+        (10**9, 4e6, None, 0.1 / 2**13),
+        (100, 0.1, 5, 0.05),
+        (10**6, 4000, 2000, 0.003125),
+        (10**6, 4000, 10**6, 0.1),
+    ],
+)
+def test_how_much_validates_follows_from_the_text(
+    documents: int, megabytes: float, val_documents: int | None, share: float
+) -> None:
+    assert layout.held_out(documents, int(megabytes * 1e6), val_documents) == share
+    assert layout.held_out(0, 0, val_documents) == 0.1
+
+
+def test_a_growing_text_moves_documents_only_to_training() -> None:
+    shares = [layout.held_out(n, 4000 * n, None) for n in range(1000, 10**8, 99_991)]
+    assert shares == sorted(shares, reverse=True)
+    assert len({*shares}) < 14
+    for n, share in zip(range(1000, 10**8, 99_991), shares, strict=True):
+        assert share * 4000 * n >= 5_000_000 or share == 0.1
+        assert share <= 0.01 or 4000 * n < 10**9

@@ -22,7 +22,7 @@ from data.text.small_text import (
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
-from jaxtrain.data.text import Causal, Masked, specials, vocabulary
+from jaxtrain.data.text import Causal, Masked, layout, specials, vocabulary
 from jaxtrain.data.text import rows as text_rows
 from jaxtrain.data.text import shards as text_shards
 from jaxtrain.data.text.masking import MaskedSource
@@ -249,16 +249,17 @@ def test_another_val_path_trains_the_same_tokenizer_and_tokenizes_nothing_again(
         assert kept[0] == kept[1] == kept[2]
 
 
-@pytest.mark.parametrize("train_split", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
 def test_a_tokenizer_is_not_trained_on_a_document_that_validates(
-    tmp_path: Path, train_split: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     """Each document has a letter of its own, which a tokenizer learns from repetitions."""
     letters = "абвгдежз"
     rows = [json.dumps({"text": f"{letter * 8} {letter * 8}"}) for letter in letters]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(rows))
-    config = _config(str(path), train_split=train_split)
+    monkeypatch.setattr(layout, "LARGEST_HELD_OUT", share)
+    config = _config(str(path))
     train, val, _ = _documents(config)
     assert train
     assert val
@@ -389,3 +390,23 @@ def test_the_field_of_each_source_is_printed_and_found_once(
     assert [line for line in lines if "the text is in" in line] == wanted
     monkeypatch.setattr(text_rows, "choose", None)  # the cache has it
     assert [line for line in _documents(config)[2] if "the text is in" in line] == wanted
+
+
+def test_how_many_documents_validate_is_printed_and_a_field(tmp_path: Path) -> None:
+    """It is one fraction for all sources, and a part of the fingerprint."""
+    for name in "ab":
+        rows = [json.dumps({"text": f"{name} {number}"}) for number in range(400)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    config = _config(str(tmp_path / "a.jsonl"), more_paths=(str(tmp_path / "b.jsonl"),))
+    _, val, lines = _documents(config)
+    assert any(line.startswith("10% of 800 documents (0.0 MB) validate") for line in lines)
+    assert 50 < len(val) < 110
+    few = dataclasses.replace(config, val_documents=10)
+    _, fewer, lines = _documents(few)
+    assert any(line.startswith("1.25% of 800 documents") for line in lines)
+    assert {*fewer} < {*val}
+    assert 5 <= len(fewer) <= 20
+    prints = {
+        one.open(Model(vocab_size=300), seed=0, say=silent).val.fingerprint for one in (config, few)
+    }
+    assert len(prints) == 2
