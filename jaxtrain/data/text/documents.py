@@ -32,9 +32,11 @@ import glob
 import io
 import os
 import re
+import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -42,13 +44,14 @@ from jaxtrain.data import bucket_folders, listing, splits
 from jaxtrain.data.text import hub_datasets, kinds, rows
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.storage import addresses, atomic, stand_ins
+from jaxtrain.storage import addresses, atomic, file_ends, stand_ins
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
 SECTION_CHARACTERS = 16_000
 _CHUNK_BYTES = 1 << 20
 _STRICT = Rows()
+_AT_ONCE = 16  # files that are looked at together
 _OBJECT_BYTES = 1 << 23  # read together from a bucket
 _LISTED = 5
 
@@ -65,8 +68,8 @@ class File:
         path: absolute path, the URL of an object in a bucket, or ``hf://datasets/NAME@COMMIT/PATH``.
         name: path relative to the given folder, with ``/``.
         size: in bytes.
-        version: changes with the content: the modification time in nanoseconds, with a mark if the
-            file cannot be read; an ETag; or a blob of the Hub.
+        version: changes with the content: the modification time in nanoseconds and a digest of both
+            ends, or a mark if the file cannot be read; an ETag; or a blob of the Hub.
     """
 
     path: str
@@ -208,7 +211,8 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     elif addresses.is_address(pattern):
         files = _listed(pattern, flag)
     else:
-        files = [_local(path, name) for path, name in _walked(pattern, flag, say)]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # a network file system takes milliseconds
+            files = list(pool.map(lambda found: _local(*found), _walked(pattern, flag, say)))
     if not files:
         raise InputError(
             f"{flag} {pattern} is empty (hidden files are not read): add files to it "
@@ -261,8 +265,11 @@ def _local(path: Path, name: str) -> File:
         status = path.stat()
     except OSError:
         return File(str(path), name, 0, "0")
-    unreadable = "" if os.access(path, os.R_OK) else " unreadable"
-    return File(str(path), name, status.st_size, f"{status.st_mtime_ns}{unreadable}")
+    content = "unreadable"
+    if os.access(path, os.R_OK) and stat.S_ISREG(status.st_mode):
+        with contextlib.suppress(OSError):
+            content = file_ends.digest(path)
+    return File(str(path), name, status.st_size, f"{status.st_mtime_ns} {content}")
 
 
 def _listed(pattern: str, flag: str) -> list[File]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pickle
 import random
 from pathlib import Path
@@ -410,3 +411,16 @@ def test_how_many_documents_validate_is_printed_and_a_field(tmp_path: Path) -> N
         one.open(Model(vocab_size=300), seed=0, say=silent).val.fingerprint for one in (config, few)
     }
     assert len(prints) == 2
+
+
+def test_equal_names_sizes_and_times_are_not_equal_text(tmp_path: Path) -> None:
+    """As in images, zip files and Nix, where times mean nothing."""
+    for version, word in (("v1", "one"), ("v2", "two")):
+        (tmp_path / version).mkdir()
+        for number in range(30):
+            path = tmp_path / version / f"{number}.txt"
+            path.write_text(f"Text {number} of {word}.")
+            os.utime(path, ns=(1, 1))
+    for version, word in (("v1", "one"), ("v2", "two")):
+        train, val, _ = _documents(_config(str(tmp_path / version)))
+        assert all(text.endswith(f"of {word}.") for text in train + val)
