@@ -30,7 +30,6 @@ run = config.Run(
         batch_size=768,  # 96 sequences x 8 GPUs
         prefetch=2,
         max_examples=10_000_000,
-        train_split=0.9,
     ),
     optim=config.Optim(
         peak_lr=3e-5,

@@ -111,6 +111,7 @@ def _hint(name: str) -> str:
 def console() -> None:
     """The ``jaxtrain`` console script."""
     _open_closed_streams()
+    terminal.escape_unwritable()
     sys.excepthook = terminal.show_error
     code = main()
     if code in (INTERRUPTED, RUN_AGAIN):

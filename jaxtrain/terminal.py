@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import traceback
@@ -90,7 +91,26 @@ def out(text: str) -> None:
     Raises:
         BrokenPipeError: the reader has closed the pipe.
     """
-    print(visible(text), flush=True)
+    _print(visible(text), sys.stdout)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    """Prints a line; escapes what the encoding of the stream lacks, as in a ``C`` locale."""
+    try:
+        print(line, file=stream, flush=True)
+    except UnicodeEncodeError as error:
+        escaped = line.encode(error.encoding, "backslashreplace").decode(error.encoding)
+        print(escaped, file=stream, flush=True)
+
+
+def escape_unwritable() -> None:
+    """Lets both standard streams escape what their encoding lacks, whatever prints it.
+
+    For programs of ours; in another program, only what this module prints is escaped.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str) -> None:
@@ -116,7 +136,7 @@ def warn(text: str) -> None:
 
             line = Style.parse(color).render(line, color_system=ColorSystem.STANDARD)
     try:
-        print(line, file=sys.stderr, flush=True)
+        _print(line, sys.stderr)
     except OSError as error:
         if error.errno != errno.EIO:
             raise

@@ -31,11 +31,13 @@ ORDER = (
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
+    "backports": "backports.zstd",
     "jaxlib": "jax",
     "orbax": "orbax-checkpoint",
     "pynvml": "nvidia-ml-py",
     "yaml": "PyYAML",
 }
+NEWER = {"compression"}  # in Python's library since 3.14
 # Imports that would slow down worker processes and the parsing of a command line.
 _JAX = {"jax", "flax", "optax", "orbax", "grain"}
 LIGHT = {
@@ -86,7 +88,7 @@ def imported_packages(checkout: Path, *, top_level: bool) -> set[str]:
         if not (top_level and path.stem in TRACKER_FILES)  # imported only for that tracker
         for name in imports(path, top_level=top_level)
     }
-    return {DISTRIBUTIONS.get(name, name) for name in found - sys.stdlib_module_names}
+    return {DISTRIBUTIONS.get(name, name) for name in found - sys.stdlib_module_names - NEWER}
 
 
 def inside(name: str, package: str) -> bool:

@@ -1,6 +1,7 @@
 """The command line: its flags are fixed, and wrong use is one line and exit code 2."""
 
 import dataclasses
+import io
 import re
 import shlex
 import subprocess
@@ -206,3 +207,14 @@ def test_a_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert made.stdout == ""
     assert "step 2/2" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_console_escapes_what_a_stream_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what a command prints itself, such as generated text."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # restored after the test
+    monkeypatch.setattr(main, "main", lambda: print("sortie é", flush=True))
+    with pytest.raises(SystemExit):
+        main.console()
+    assert stream.buffer.getvalue() == b"sortie \\xe9\n"  # type: ignore[attr-defined]

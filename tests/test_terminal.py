@@ -1,6 +1,7 @@
 """The console on a real pseudo-terminal and elsewhere, and escaping of control characters."""
 
 import contextlib
+import io
 import math
 import os
 import pty
@@ -373,3 +374,24 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == "error: a file is broken: \\x1b[2Jat byte 7"
     assert second.endswith("x ... (10,000 characters)")
     assert len(second) < 4100
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_a_stream_cannot_write_is_escaped(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this module in any program, and by whatever prints in a program of ours."""
+    for name, show in (("stdout", terminal.out), ("stdout", terminal.plain), ("stderr", _fails)):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, name, stream)
+        show("Привет")
+        assert b"\\u041f\\u0440" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    terminal.escape_unwritable()
+    print("Привет", flush=True)
+    assert b"\\u041f\\u0440" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def _fails(text: str) -> None:
+    terminal.fail(InputError(text))

@@ -1,7 +1,8 @@
 """Fetches videos and tars at ``https://``, ``s3://``, and ``gs://`` into the cache, once.
 
-A file in the cache is not requested again: files at a URL are assumed not to change. Callers
-:func:`discard` a file that is not a valid video or tar.
+A copy of an object in a bucket is kept for its size and ETag, so that a changed object is fetched
+again. A file whose version is unknown, at ``https://`` or in a list, is assumed not to change.
+Callers :func:`discard` a file that is not a valid video or tar.
 
 A file is kept only if it arrived complete, with the number of bytes that the server announced, and
 if it is not a web page, such as a login page. obstore retries failed requests. A connection that
@@ -19,14 +20,14 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import obstore
 from obstore.store import HTTPStore
 
-from jaxtrain.data import bucket_folders
+from jaxtrain.data import bucket_folders, cache
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import appearing, remove_leftovers
@@ -89,13 +90,30 @@ def list_folder(address: str, flag: str) -> dict[str, tuple[int, str]]:
     }
 
 
+def version_of(address: str, flag: str) -> tuple[int, str] | None:
+    """Returns the size and ETag of an object at an s3 or gs URL; None for other URLs, or if absent.
+
+    Raises:
+        InputError, RunAgain: see :func:`list_folder`.
+    """
+    if addresses.split(address).scheme in addresses.HTTP:
+        return None
+    bucket, name = _object_at(address, flag)
+    with _named(flag):
+        version: tuple[int, str] | None = bucket.about(name)
+        return version
+
+
 def fetch(
-    wanted: Iterable[str], cache_root: Path, flag: str, say: Callable[[str], None]
+    wanted: Mapping[str, tuple[int, str] | None],
+    cache_root: Path,
+    flag: str,
+    say: Callable[[str], None],
 ) -> dict[str, str]:
     """Fetches the files that are missing in the cache.
 
     Args:
-        wanted: URLs of the files.
+        wanted: URLs of the files, each with its size and ETag; None if these are unknown.
         cache_root: the cache folder.
         flag: the option that set the URLs, for messages.
         say: prints a message.
@@ -107,12 +125,18 @@ def fetch(
         InputError: a file cannot be fetched, or is a web page.
         RunAgain: a file cannot be fetched after several tries, or the disk is full.
     """
-    paths = {address: _cached_path(address, cache_root) for address in wanted}
+    paths = {address: _cached_path(address, wanted[address], cache_root) for address in wanted}
     for address in paths:
         addresses.check(address, flag)
     missing = [address for address, path in paths.items() if not path.exists()]
     if missing:
         folder = cache_root / "remote"
+        changed = [addresses.public(a) for a in missing if wanted[a] and _has_another(paths[a])]
+        if changed:
+            say(
+                f"{flag}: {len(changed):,} of {len(paths):,} files have changed since they were "
+                f"fetched, such as {changed[0]}"
+            )
         say(f"fetching {len(missing):,} of {len(paths):,} files into {folder} (once)")
     stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
@@ -137,12 +161,19 @@ def discard(cached: str) -> None:
         Path(cached).unlink(missing_ok=True)
 
 
-def _cached_path(address: str, cache_root: Path) -> Path:
+def _has_another(path: Path) -> bool:
+    """Returns whether the cache has another version of a file."""
+    folder = path.parent.parent
+    return folder.is_dir() and any(other != path.parent.name for other in os.listdir(folder))
+
+
+def _cached_path(address: str, version: tuple[int, str] | None, cache_root: Path) -> Path:
     digest = hashlib.sha256(addresses.identity(address).encode("utf-8", "replace")).hexdigest()
     name = os.path.basename(addresses.name_of(address)).encode("utf-8", "replace")
     # Keep the end, which has the suffix. "ignore" drops a truncated character.
     kept = name[-_NAME_BYTES:].decode("utf-8", "ignore")
-    return cache_root / "remote" / digest[:2] / digest[2:18] / kept
+    folder = cache_root / "remote" / digest[:2] / digest[2:18]
+    return folder / (cache.digest(version)[:16] if version else "") / kept
 
 
 def _fetch(address: str, path: Path, flag: str, stop: threading.Event) -> None:

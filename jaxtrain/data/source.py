@@ -85,5 +85,5 @@ class Sources:
             return ""
         return (
             f"warning: {val:,} examples are for validation, and only {train:,} for training: add "
-            "training data, or set --data.train_split or --data.val_path"
+            "training data, or set --data.val_path"
         )

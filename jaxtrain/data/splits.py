@@ -1,12 +1,14 @@
 """Decides which files train and which validate.
 
-Names that say it are followed: ``train/``, ``val/`` and ``test/`` folders, or files such as
-``wiki.train.txt`` and ``wiki.valid.txt``. Otherwise the hash of a file's name decides, so that
-added files usually move no other. Files that belong together, such as the clips of one video or
-equal files, are one group, and on one side.
+Names that say it are followed: ``train/``, ``val/`` and ``test/`` folders, ``train/`` beside
+``val.jsonl``, or files such as ``wiki.train.txt`` and ``wiki.valid.txt``. Otherwise the hash of a
+file's name decides, so that added files usually move no other. Files that belong together, such as
+the clips of one video or equal files, are one group, and on one side. The console always states
+what decided.
 """
 
 import hashlib
+import itertools
 import os
 import re
 from collections import Counter
@@ -17,9 +19,16 @@ Side = Literal["train", "val", "test"]
 _WORDS: dict[str, Side] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    "test": "test",
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 _WORD = re.compile(rf"(?<![^\W_])({'|'.join(_WORDS)})(?![^\W_])", re.IGNORECASE)
+# Words that mean something else inside of a longer name.
+_ALONE: dict[str, Side] = {
+    **_WORDS,
+    **dict.fromkeys(("validate", "eval", "evaluation", "heldout", "holdout"), "val"),
+}
+# What may follow a word that is alone, such as the number of a part: train1, val-00000-of-00008.
+_NUMBER = re.compile(r"[-_.]*\d+([-_.]+of[-_.]+\d+)?$")
 _SHOWN = 5  # names in a line on the console
 _ROUNDING = 1e-6  # examples
 
@@ -27,42 +36,70 @@ _ROUNDING = 1e-6  # examples
 def by_name(names: Sequence[str]) -> list[Side | None] | None:
     """Returns the side that each file's name says; None if the names say none.
 
-    A word such as "train" counts only if the same place has another side's word in other names:
-    ``train_station.mp4`` is not training data because there is a ``test_drive.mp4``. And at least
-    half of the names must say a side.
+    A word is followed if it is alone: the name of a folder, or of a file without its suffixes, up
+    to a number. Inside of a longer name of a file, it counts only if the same name with another
+    side's word exists: ``train_station.mp4`` is not training data because there is a
+    ``test_drive.mp4``. Words must say train and another side, and at least half of the names must
+    have a side.
 
     Args:
         names: relative names of the files, with ``/``.
     """
-    marks = [_places(name) for name in names]
+    depth = _common_depth(names)
+    alone = [_alone(name, depth) for name in names]
+    marks = [_inside(name) for name in names]
     sides: dict[str, set[Side]] = {}
-    for of_name in marks:
-        for place, side in of_name:
-            sides.setdefault(place, set()).add(side)
+    for place, side in filter(None, marks):
+        sides.setdefault(place, set()).add(side)
     says = {place for place, words in sides.items() if "train" in words and len(words) > 1}
-    if not says:
-        return None
-    followed = [next((side for place, side in of_name if place in says), None) for of_name in marks]
-    return followed if 2 * followed.count(None) <= len(names) else None
-
-
-def _places(name: str) -> list[tuple[str, Side]]:
-    """Returns the words for a side in a name, each with its place: the name around it.
-
-    Of a folder's name, what follows the folder does not matter; of a file's name, numbers do not:
-    ``train-00003-of-00008.parquet`` and ``test-00000-of-00001.parquet``.
-    """
-    *folders, file = name.split("/")
-    places = [
-        ("/".join((*folders[:depth], "*")), _WORDS[folder.lower()])
-        for depth, folder in enumerate(folders)
-        if folder.lower() in _WORDS
+    followed = [
+        of_name or (mark[1] if mark and mark[0] in says else None)
+        for of_name, mark in zip(alone, marks, strict=True)
     ]
-    for match in _WORD.finditer(file):
-        around = f"{file[: match.start()]}*{file[match.end() :]}"
-        place = "/".join((*folders, re.sub(r"\d+", "#", around)))
-        places.append((place, _WORDS[match.group().lower()]))
-    return places
+    kinds = {*followed} - {None}
+    if "train" not in kinds or len(kinds) < 2 or 2 * followed.count(None) > len(names):
+        return None
+    return followed
+
+
+def _common_depth(names: Sequence[str]) -> int:
+    """Returns how many folders all files have in common, whose names decide nothing."""
+    folders = [name.split("/")[:-1] for name in names]
+    first, last = min(folders, default=[]), max(folders, default=[])
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in pairs)
+
+
+def _alone(name: str, depth: int) -> Side | None:
+    """Returns the side of the first word that is alone in a name, below some folders."""
+    *folders, file = name.split("/")
+    for part in (*folders[depth:], file.partition(".")[0]):
+        if side := _ALONE.get(_NUMBER.sub("", part.lower()).replace("-", "").replace("_", "")):
+            return side
+    return None
+
+
+def _inside(name: str) -> tuple[str, Side] | None:
+    """Returns the first word in a file's name, and its place: the name around it, without numbers.
+
+    The places of ``c4-train.00000-of-01024.json.gz`` and ``c4-validation.00000-of-00008.json.gz``
+    are equal.
+    """
+    folder, _, file = name.rpartition("/")
+    match = _WORD.search(file)
+    if match is None:
+        return None
+    around = f"{file[: match.start()]}*{file[match.end() :]}"
+    return f"{folder}/" + re.sub(r"\d+", "#", around), _WORDS[match.group().lower()]
+
+
+def seen(names: Sequence[str]) -> list[str]:
+    """Returns the names with a word for a side, if not all of them have the same."""
+    depth = _common_depth(names)
+    words = [_alone(name, depth) or ((mark := _inside(name)) and mark[1]) for name in names]
+    if len({*words}) < 2:
+        return []
+    return [name for name, word in zip(names, words, strict=True) if word]
 
 
 def by_hash(groups: Sequence[str], sizes: Sequence[int], train_share: float) -> list[bool]:
@@ -105,17 +142,41 @@ def _fraction(name: str) -> float:
 
 
 def report(
-    flag: str, names: Sequence[str], sides: Sequence[Side | None], say: Callable[[str], None]
+    flag: str,
+    names: Sequence[str],
+    sides: Sequence[Side | None],
+    say: Callable[[str], None],
+    *,
+    decided: str,
 ) -> None:
-    """Prints which files validate, and which files are not used because of their names."""
+    """Prints which files validate, what decided it, and which are not used because of their names.
+
+    Args:
+        flag: names the source.
+        names: of the files.
+        sides: of each file.
+        say: prints a line.
+        decided: what decided which files validate.
+    """
     chosen = [name for name, side in zip(names, sides, strict=True) if side == "val"]
     unused = [name for name, side in zip(names, sides, strict=True) if side in ("test", None)]
+    trains = f"{sides.count('train'):,} of {len(names):,} files train"
     if chosen:
-        say(f"{flag}: {len(chosen):,} of {len(names):,} files validate: {listed(chosen)}")
+        say(f"{flag}: {trains}, and {len(chosen):,} validate, by {decided}: {listed(chosen)}")
     if unused:
         say(
             f"{flag}: {len(unused):,} of {len(names):,} files are not used, because their names do "
             f"not say train, as those of others do: {listed(unused)}"
+        )
+
+
+def warn_of_words(flag: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Warns of words for a side that :func:`by_name` has not followed."""
+    if ignored := seen(names):
+        say(
+            f"warning: {flag}: the names of {len(ignored):,} of {len(names):,} files have words "
+            f"such as train or test, but do not say what trains and what validates, so all files "
+            f"are split: {listed(ignored)}; name folders train, val and test, or set data.val_path"
         )
 
 

@@ -174,7 +174,7 @@ class Model:
         Args:
             data: a UTF-8 text file, which is one document, a .jsonl or .parquet file, or the folder
                 with the tasks of CORE.
-            text_field: the field or column with the text; None uses the first of the usual names.
+            text_field: the field or column with the text; None uses a usual name.
             max_tokens: of a text, measure only the first N tokens; None is all.
             max_examples: of each task, measure only N examples; None is all.
 

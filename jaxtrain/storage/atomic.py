@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
+from jaxtrain.storage import stand_ins
 
 
 def _umask() -> int:
@@ -352,7 +353,13 @@ def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
         ValueError: the file is not a regular file, too large, not JSON, nested too deeply, or not a
             JSON object; the message is a short reason, such as "it is not JSON".
     """
-    content = parse_json(read_regular(path, limit_bytes))
+    data = read_regular(path, limit_bytes)
+    try:
+        content = parse_json(data)
+    except ValueError:
+        if instead := stand_ins.reason(data[: stand_ins.HEAD_BYTES]):
+            raise ValueError(f"it is {instead}") from None
+        raise
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     return content

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxtrain import errors, versions
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.storage import atomic
+from jaxtrain.storage import atomic, stand_ins
 
 SAFETENSORS = ".safetensors"
 PYTORCH = (".pth", ".pt", ".bin")
@@ -252,6 +252,8 @@ def locations(path: Path) -> tuple[dict[str, ArrayLocation], dict[str, str]]:
             shape = tuple(entry["shape"])
             arrays[name] = ArrayLocation(entry["dtype"], shape, 8 + length + begin, end - begin)
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        if instead := stand_ins.of(path):
+            raise InputError(f"{path} is {instead}") from error
         raise InputError(
             f"{path} is not a complete .safetensors file ({first_line(error)[:_NAME_CHARACTERS]})"
         ) from error
@@ -298,6 +300,8 @@ def _read_pytorch(path: Path) -> Tensors:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
+        if instead := stand_ins.of(path):
+            raise InputError(f"{path} is {instead}") from error
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
     tensors, taken = _state_dict(path, content), 0
     most = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES

@@ -67,7 +67,7 @@ def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
 
 def _kept(cache: Path) -> list[str]:
     """Names of the fetched files in the cache."""
-    return sorted(path.name for path in cache.glob("remote/*/*/*"))
+    return sorted(path.name for path in cache.rglob("remote/**/*") if path.is_file())
 
 
 NAMES = ["bucket/0.mp4", "bucket/s.tar/inner.mp4", "bucket/sub/1.mp4"]
@@ -79,7 +79,6 @@ def test_folders_and_files_are_fetched_once(store: Bucket, tmp_path: Path) -> No
     assert [one.name for one in found] == NAMES
     assert said == [f"fetching 3 of 3 files into {cache / 'remote'} (once)"]
     assert Path(found[0].path).read_bytes() == (tmp_path / "made/0.mp4").read_bytes()
-    store.put("0.mp4", b"other")
     again, said = _find("s3://bucket/", cache)
     assert (again, said) == (found, [])
     own = tmp_path / "own.txt"
@@ -87,6 +86,29 @@ def test_folders_and_files_are_fetched_once(store: Bucket, tmp_path: Path) -> No
     mixed, _ = _find(str(own), cache)
     assert [one.name for one in mixed] == ["bucket/sub/1.mp4", "made/2.mp4"]
     assert not list(cache.rglob(".*"))
+
+
+@pytest.mark.parametrize("path", ["s3://bucket", "s3://bucket/0.mp4", "s3://bucket/s.tar"])
+def test_a_changed_object_is_fetched_again_and_said(
+    store: Bucket, made: Path, tmp_path: Path, path: str
+) -> None:
+    cache = tmp_path / "cache"
+    first, _ = _find(path, cache)
+    name = "s.tar" if path.endswith("tar") else "0.mp4"
+    with tarfile.open(made / "new.tar", "w") as tar:
+        tar.add(made / "1.mp4", "inner.mp4")
+    new = (made / ("new.tar" if name == "s.tar" else "2.mp4")).read_bytes()
+    store.put(name, new)
+    second, said = _find(path, cache)
+    assert [one.name for one in second] == [one.name for one in first]
+    changed = next(one for one in second if name in one.file)
+    assert Path(changed.file).read_bytes() == new
+    assert said[0] == (
+        f"--data.path: 1 of {3 if path == 's3://bucket' else 1} files have changed since they were "
+        f"fetched, such as s3://bucket/{name}"
+    )
+    assert sum(one in first for one in second) == len(first) - 1
+    assert _find(path, cache) == (second, [])
 
 
 def test_errors_of_a_bucket_name_the_flag(

@@ -16,6 +16,6 @@ def test_more_validation_than_training_is_a_warning(train: int, val: int, warned
     sources = Sources(train=a(train), val=a(val), files=9, bad=(), summary="")
     line = (
         f"warning: {val} examples are for validation, and only {train} for training: add training "
-        "data, or set --data.train_split or --data.val_path"
+        "data, or set --data.val_path"
     )
     assert sources.small_training == (line if warned else "")

@@ -24,6 +24,24 @@ LAYOUTS = {
     "a README beside": {"train.jsonl": "train", "dev.jsonl": "val", "README.md": None},
     "capitals": {"Train/a.txt": "train", "Dev/a.txt": "val"},
     "folders below a folder": {"en/train/a.txt": "train", "en/val/a.txt": "val"},
+    "The Pile": {"train/00.jsonl.zst": "train", "train/01.jsonl.zst": "train"}
+    | {"val.jsonl.zst": "val", "test.jsonl.zst": "test"},
+    "C4": {"en/c4-train.00000-of-01024.json.gz": "train"}
+    | {"en/c4-train.00001-of-01024.json.gz": "train"}
+    | {"en/c4-validation.00000-of-00008.json.gz": "val"},
+    "numbers": {"train1.jsonl": "train", "valid1.jsonl": "val", "test1.jsonl": "test"},
+    "numbers of folders": {"train_1/a.mp4": "train", "valid-2/a.mp4": "val"},
+    "eval": {"train/a.txt": "train", "eval/a.txt": "val"},
+    "validate": {"train/a.txt": "train", "validate/a.txt": "val"},
+    "held out": {"train.txt": "train", "held_out.txt": "val", "testing.txt": "test"},
+    "several suffixes": {"train.tok.txt": "train", "dev.tok.txt": "val"},
+    "one corpus of two without validation": {"a/train.txt": "train", "a/val.txt": "val"}
+    | {"b/train.txt": "train"},
+    "a folder above": {"test/train/a.mp4": "train", "test/train/b.mp4": "train"}
+    | {"test/val/c.mp4": "val"},
+    "a class with such a name": {"train/test/a.mp4": "train", "train/train/b.mp4": "train"}
+    | {"val/train/c.mp4": "val"},
+    "a file of another kind of name": {"train.txt": "train", "val.txt": "val", "more.txt": None},
     "pieces": {"train/a.mp4.pieces/0.mp4": "train", "val/b.mp4.pieces/0.mp4": "val"},
 }
 
@@ -43,6 +61,9 @@ def test_a_split_that_names_say_is_followed(layout: str) -> None:
         ["train/a.mp4", "train/b.mp4"],  # only one side
         ["trains/a.mp4", "tests/b.mp4"],
         ["training day.mp4", "test.mp4"],
+        ["00.jsonl", "val.jsonl", "test.jsonl"],
+        ["train/a.mp4", "bus/b.mp4", "car/c.mp4"],  # classes
+        ["trainer.py.txt", "validator.py.txt"],
         ["train ride.mp4", "test ride.mp4", *(f"{number}.mp4" for number in range(9))],
     ],
 )
@@ -91,18 +112,41 @@ def test_a_group_is_on_one_side_and_added_files_move_no_other() -> None:
             ["a", "b", "c"],
             ["train", "val", None],
             [
-                "--data.path T: 1 of 3 files validate: b",
+                "--data.path T: 1 of 3 files train, and 1 validate, by their names: b",
                 "--data.path T: 1 of 3 files are not used, because their names do not say train, "
                 "as those of others do: c",
             ],
         ),
-        (["a", "b", "b"], ["train", "val", "val"], ["--data.path T: 2 of 3 files validate: b"]),
+        (
+            ["a", "b", "b"],
+            ["train", "val", "val"],
+            ["--data.path T: 1 of 3 files train, and 2 validate, by their names: b"],
+        ),
     ],
 )
 def test_the_console_names_what_validates(
     names: list[str], sides: list[splits.Side | None], expected: list[str]
 ) -> None:
     lines: list[str] = []
-    splits.report("--data.path T", names, sides, lines.append)
+    splits.report("--data.path T", names, sides, lines.append, decided="their names")
     assert lines == expected
     assert splits.listed(list("abcdefg")) == "a, b, c, d, e, and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("names", "ignored"),
+    [
+        (["00.jsonl", "val.jsonl", "test.jsonl"], ["val.jsonl", "test.jsonl"]),
+        (["train_station.mp4", "valley.mp4"], ["train_station.mp4"]),
+        (["wiki-test.txt", "books.txt"], ["wiki-test.txt"]),
+        (["train/a.mp4", "train/b.mp4"], []),  # nothing else to do
+        (["a.txt", "contest.txt", "validity.txt"], []),
+        (["test/a.txt", "test/b.txt"], []),  # a folder that all have in common
+    ],
+)
+def test_words_that_are_not_followed_are_a_warning(names: list[str], ignored: list[str]) -> None:
+    assert splits.by_name(names) is None
+    assert splits.seen(names) == ignored
+    lines: list[str] = []
+    splits.warn_of_words("--data.path T", names, lines.append)
+    assert [line[:31] for line in lines] == ["warning: --data.path T: the nam"] * bool(ignored)

@@ -55,8 +55,6 @@ def trained(folder: Path, file: str, *words: object) -> tuple[int, str]:
         *program.TINY_MLM[2:],
         "--data.path",
         "corpus",
-        "--data.train_split",
-        "0.7",
     ]
     typed += ["--mesh.fsdp", "1", "--loop.log_every", "50", "--output-dir", "run"]
     ended = program.run(folder, *typed, *words)

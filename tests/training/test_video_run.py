@@ -123,6 +123,6 @@ def test_evaluate_measures_only_what_the_run_has_not_trained_on(place: Path) -> 
     assert said.returncode == 0, said.stderr
     assert "measuring only what it validates on" in said.stdout
     val = {clip["video"] for clip in json.loads((place / "val.json").read_text())["clips"]}
-    validates = re.search(r"files validate: (.*)", (place / "said.txt").read_text())
+    validates = re.search(r"validate, by the hashes [^:]*: (.*)", (place / "said.txt").read_text())
     assert validates
     assert val == set(validates[1].split(", "))

@@ -2,7 +2,8 @@
 
 A document is a coherent text, independent of the documents around it.
 
-* ``.jsonl``: one document per line, a JSON object with the text in one field.
+* ``.jsonl``: one document per line, a JSON object with the text in one field. Lines that cannot be
+  read are skipped and counted, up to ``data.max_bad_share`` of them.
 * ``.parquet``: one document per row, the text in one column.
 * ``.txt`` and ``.md``: the file is one document. A long file (a book) is cut into documents of
   16,000 characters or a little more, at blank lines, else at line ends, so that memory stays
@@ -11,8 +12,14 @@ A document is a coherent text, independent of the documents around it.
   corpus with one document per line should be ``.jsonl``: a ``.txt`` file has no separators between
   its lines.
 
-Text is UTF-8. A file with any error is bad: it is recorded with the reason, and nothing in it is
-used for training.
+``.txt`` and ``.jsonl`` may be compressed (:data:`jaxtrain.data.text.kinds.COMPRESSED`), and a
+``.json`` that is compressed is read as ``.jsonl``. Such a file is one stream: however large, it is
+not divided into sections.
+
+Text is UTF-8. A file with any other error is bad: it is recorded with the reason, and nothing in it
+is used for training. So is a file that only stands for another one
+(:mod:`jaxtrain.storage.stand_ins`). Files that describe a data set, such as its README, are not
+text beside files of other kinds.
 
 A file may be an object in a bucket (``s3://``, ``gs://``), of which parts are read as needed, or a
 file on the Hugging Face Hub, which is fetched into the Hub's cache.
@@ -22,42 +29,29 @@ import codecs
 import contextlib
 import dataclasses
 import glob
-import importlib.util
 import io
-import json
 import os
 import re
+import stat
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxtrain import versions
-from jaxtrain.data import bucket_folders, listing
-from jaxtrain.data.text import hub_datasets
-from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.storage import addresses, atomic
+from jaxtrain.data import bucket_folders, listing, splits
+from jaxtrain.data.text import hub_datasets, kinds, rows
+from jaxtrain.data.text.rows import Rows, Skipped
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import addresses, atomic, file_ends, stand_ins
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-TEXT_FIELDS = (
-    "text",
-    "content",
-    "body",
-    "document",
-    "article",
-    "passage",
-    "sentence",
-    "review",
-    "raw_content",
-    "context",
-)
 SECTION_CHARACTERS = 16_000
-LONGEST_LINE = 2**26
-"""Bytes of a line of ``.jsonl``: several times the longest books. With more, it is another kind."""
-_ROWS = 256  # of parquet, decoded together
 _CHUNK_BYTES = 1 << 20
+_STRICT = Rows()
+_AT_ONCE = 16  # files that are looked at together
 _OBJECT_BYTES = 1 << 23  # read together from a bucket
 _LISTED = 5
 
@@ -74,8 +68,8 @@ class File:
         path: absolute path, the URL of an object in a bucket, or ``hf://datasets/NAME@COMMIT/PATH``.
         name: path relative to the given folder, with ``/``.
         size: in bytes.
-        version: changes with the content: the modification time in nanoseconds, with a mark if the
-            file cannot be read; an ETag; or a blob of the Hub.
+        version: changes with the content: the modification time in nanoseconds and a digest of both
+            ends, or a mark if the file cannot be read; an ETag; or a blob of the Hub.
     """
 
     path: str
@@ -86,7 +80,31 @@ class File:
     @property
     def suffix(self) -> str:
         """Returns the suffix, which decides how the file is read."""
-        return os.path.splitext(self.name)[1].lower()
+        return kinds.suffix(self.name)
+
+    @contextlib.contextmanager
+    def content(self) -> Iterator[BinaryIO]:
+        """Opens the file, unpacked.
+
+        Raises:
+            BadExample: as :meth:`opened`, or it only stands for another file, or cannot be
+                unpacked.
+            OSError, RunAgain, InputError: see :meth:`opened`.
+        """
+        packing = kinds.packing(self.name)
+        with self.opened() as raw:
+            self._check(raw)
+            if not packing:
+                yield raw
+                return
+            with kinds.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
+                self._check(data)
+                yield data
+
+    def _check(self, data: BinaryIO) -> None:
+        head = cast(io.BufferedReader, data).peek(stand_ins.HEAD_BYTES)
+        if reason := stand_ins.reason(head[: stand_ins.HEAD_BYTES]):
+            raise BadExample(self.path, reason)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
@@ -111,13 +129,17 @@ class File:
                     raise BadExample(self.path, "not a regular file") from error
                 yield file
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine, not in a bucket or on the Hub."""
+        return not self.path.startswith(hub_datasets.FILE) and not addresses.is_address(self.path)
+
     def changed(self) -> bool:
         """Returns whether a local file has changed since it was found.
 
         The bucket refuses to read an object that has changed.
         """
-        local = not addresses.is_address(self.path) and not self.path.startswith(hub_datasets.FILE)
-        return local and _local(Path(self.path), self.name) != self
+        return self.is_local and _local(Path(self.path), self.name) != self
 
 
 class _Object(io.RawIOBase):
@@ -162,8 +184,7 @@ def absent(flag: str, pattern: str) -> str:
     """Returns the error message for a path for which :func:`is_absent` holds."""
     return (
         f"{flag} {pattern}: no such file or folder, and no file matches it; pass a text file "
-        f"({', '.join(SUFFIXES)}), a folder or a glob of them, or hf:NAME for a Hugging Face "
-        "dataset"
+        f"({kinds.SUPPORTED}), a folder or a glob of them, or hf:NAME for a Hugging Face dataset"
     )
 
 
@@ -175,7 +196,7 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
             folder in a bucket; or a data set, see :mod:`jaxtrain.data.text.hub_datasets`.
         flag: the command-line flag that gave the pattern, for messages.
         root: the cache folder.
-        say: prints a line about skipped links, and about skipped files of other kinds.
+        say: prints lines about skipped links, and about skipped files.
 
     Returns:
         The files, sorted by name.
@@ -190,32 +211,52 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     elif addresses.is_address(pattern):
         files = _listed(pattern, flag)
     else:
-        files = [_local(path, name) for path, name in _walked(pattern, flag, say)]
-    known = [file for file in files if file.suffix in SUFFIXES]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # a network file system takes milliseconds
+            files = list(pool.map(lambda found: _local(*found), _walked(pattern, flag, say)))
     if not files:
         raise InputError(
-            f"{flag} {pattern} is empty (hidden files are not read): add {', '.join(SUFFIXES)} "
-            "files to it, or pass another folder"
+            f"{flag} {pattern} is empty (hidden files are not read): add files to it "
+            f"({kinds.SUPPORTED}), or pass another folder"
         )
+    known, about = _divided(files)
+    name = f"{flag} {pattern}"
     if not known:
+        more = f" ({splits.listed(about)} describes the others)" if about else ""
         raise InputError(
-            f"{flag} {pattern}: none of its {len(files)} files is a text file; pass "
-            f"{', '.join(SUFFIXES)} files"
+            f"{name}: none of its {len(files)} files is a text file{more}; pass {kinds.SUPPORTED}"
         )
-    parquet = next((file.name for file in known if file.suffix == ".parquet"), None)
+    parquet = next((file.name for file in known if file.suffix == kinds.PARQUET), None)
     if parquet:
-        require_parquet(f"{flag} {pattern}: {parquet}")
+        rows.require_parquet(f"{name}: {parquet}")
+    if about:
+        say(
+            f"{name}: skipped {len(about)} of {len(files)} files, which describe the others: "
+            f"{splits.listed(sorted(about))}"
+        )
     others = Counter(
-        file.suffix or "without a suffix" for file in files if file.suffix not in SUFFIXES
+        file.suffix or "without a suffix" for file in files if file.suffix not in kinds.SUFFIXES
     )
     if others:
-        kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
+        counts = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
         more = ", ..." if len(others) > _LISTED else ""
         say(
-            f"{flag} {pattern}: skipped {others.total()} of {len(files)} files, which are of "
-            f"other kinds: {', '.join(kinds)}{more}; supported: {', '.join(SUFFIXES)}"
+            f"{name}: skipped {others.total()} of {len(files)} files, which are of other kinds: "
+            f"{', '.join(counts)}{more}; supported: {kinds.SUPPORTED}"
         )
     return sorted(known, key=lambda file: file.name)
+
+
+def _divided(files: Sequence[File]) -> tuple[list[File], list[str]]:
+    """Returns the text files, and the names of those that only describe the others.
+
+    The latter are text if all other text files are of their kind, such as a folder of ``.md``.
+    """
+    about = [file for file in files if kinds.describes(file.name)]
+    data = [file for file in files if not kinds.describes(file.name)]
+    known = [file for file in data if file.suffix in kinds.SUFFIXES]
+    of_kinds = {file.suffix for file in known or data}
+    text = [file for file in about if not of_kinds - {file.suffix}]
+    return known + text, [file.name for file in about if file not in text]
 
 
 def _local(path: Path, name: str) -> File:
@@ -224,8 +265,11 @@ def _local(path: Path, name: str) -> File:
         status = path.stat()
     except OSError:
         return File(str(path), name, 0, "0")
-    unreadable = "" if os.access(path, os.R_OK) else " unreadable"
-    return File(str(path), name, status.st_size, f"{status.st_mtime_ns}{unreadable}")
+    content = "unreadable"
+    if os.access(path, os.R_OK) and stat.S_ISREG(status.st_mode):
+        with contextlib.suppress(OSError):
+            content = file_ends.digest(path)
+    return File(str(path), name, status.st_size, f"{status.st_mtime_ns} {content}")
 
 
 def _listed(pattern: str, flag: str) -> list[File]:
@@ -275,37 +319,46 @@ class Section:
         file: the file.
         start: of the range.
         stop: end of the range.
+        rows: how to read its rows.
     """
 
     file: File
     start: int
     stop: int
+    rows: Rows = _STRICT
 
     @property
     def is_complete(self) -> bool:
         """Whether it is the complete file."""
         return self.start == 0 and self.stop == self.file.size
 
-    def read(self, text_field: str | None, skipped: Counter[str]) -> Iterator[str]:
+    def key(self) -> list[Any]:
+        """Returns JSON values that change with the documents."""
+        file = self.file
+        how = [] if kinds.is_plain(file.name) else [self.rows.field, self.rows.max_bad_share]
+        return [file.name, file.size, file.version, self.start, self.stop, *how]
+
+    def read(self, skipped: Skipped) -> Iterator[str]:
         """Yields the documents in order, without blank ones.
 
         Args:
-            text_field: the field or column with the text; None is the first of :data:`TEXT_FIELDS`
-                that there is. Rows without it, or with null, are skipped, unless most lack it.
-            skipped: counts these rows under "rows".
+            skipped: counts the rows that are not read.
 
         Raises:
             BadExample: the file is broken; some documents may have been yielded before.
             OSError: the system cannot read the file.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
-        with self.file.opened() as data:
-            if self.file.suffix == ".jsonl":
-                documents = _read_jsonl(data, self, text_field, skipped)
-            elif self.file.suffix == ".parquet":
-                documents = _read_parquet(data, self, text_field, skipped)
-            else:
+        with self.file.content() as data:
+            if kinds.is_plain(self.file.name):
                 documents = _read_text(data, self)
+            else:
+                is_table = self.file.suffix == kinds.PARQUET
+                read = rows.read_parquet if is_table else rows.read_jsonl
+                # Of a table without rows, the first column is at the end.
+                ends = self.stop == self.file.size
+                stop = sys.maxsize if ends else self.stop
+                documents = read(data, self.file.path, self.start, stop, self.rows, skipped)
             yield from (document for document in documents if document.strip())
 
 
@@ -319,7 +372,7 @@ def texts(
 
     Args:
         path: a file in a form that training reads, too.
-        text_field: see :meth:`Section.read`.
+        text_field: the field or column with the text; None is a usual one.
         count: returns the number of tokens of a text.
         most: stop after this many tokens; None reads all.
 
@@ -330,15 +383,17 @@ def texts(
     """
     size = path.stat().st_size
     file = File(str(path), path.name, size, "")
-    is_plain = file.suffix not in (".jsonl", ".parquet")
-    if file.suffix == ".parquet":
-        require_parquet(str(path))
+    is_plain = kinds.is_plain(file.name)
+    if file.suffix == kinds.PARQUET:
+        rows.require_parquet(str(path))
+    if text_field is None and (found := rows.choose([file], str(path), "--text-field")):
+        text_field = found.name
     documents, tokens = [], 0
-    with open(path, "rb") as data:
+    with file.content() as data:
         parts = (
-            decoded(data, str(path), 0, size)
+            decoded(data, str(path), 0, sys.maxsize)
             if is_plain
-            else Section(file, 0, size).read(text_field, Counter())
+            else Section(file, 0, size, Rows(text_field)).read(Skipped())
         )
         for part in parts:
             documents.append(part)
@@ -348,19 +403,12 @@ def texts(
     return ["".join(documents)] if is_plain else documents
 
 
-def require_parquet(name: str) -> None:
-    """Checks that parquet files can be read.
-
-    Raises:
-        InputError: the extra ``parquet`` is not installed.
-    """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise InputError(f"{name} requires the package pyarrow: {versions.install('parquet')}")
-
-
 def _read_text(data: BinaryIO, section: Section) -> Iterator[str]:
     """Yields the documents of a plain text file; keeps only a few of them in memory."""
-    start, stop = (_boundary(data, at, section.file.size) for at in (section.start, section.stop))
+    start, stop = 0, sys.maxsize
+    if not kinds.packing(section.file.name):
+        size = section.file.size
+        start, stop = _boundary(data, section.start, size), _boundary(data, section.stop, size)
     text = ""
     for chunk in decoded(data, section.file.path, start, stop):
         text += chunk
@@ -432,129 +480,3 @@ def decoded(data: BinaryIO, path: str, start: int, stop: int) -> Iterator[str]:
         yield text.replace("\r\n", "\n").replace("\r", "\n")
         if not chunk:
             return
-
-
-def _read_jsonl(
-    data: BinaryIO, section: Section, text_field: str | None, skipped: Counter[str]
-) -> Iterator[str]:
-    path, field = section.file.path, text_field
-    has = lacks = number = 0
-    first_without = "", list[str]()
-    at = 0
-    if section.start:  # the line that begins before the range belongs to the one before
-        data.seek(section.start - 1)
-        at = section.start - 1 + len(data.readline(LONGEST_LINE + 1))
-    while at < section.stop and (line := data.readline(LONGEST_LINE + 1)):
-        number += 1
-        where = f"the line at byte {at:,}" if section.start else f"line {number}"
-        if len(line) > LONGEST_LINE:
-            raise BadExample(path, f"{where} has more than {LONGEST_LINE:,} bytes: split it")
-        encoding = "utf-8" if at else "utf-8-sig"
-        at += len(line)
-        try:
-            text = line.decode(encoding)
-            if not text.strip():
-                continue
-            row = json.loads(text)
-        except UnicodeDecodeError as error:
-            raise BadExample(path, f"{where}: not UTF-8: {error.reason}") from error
-        except (ValueError, RecursionError) as error:
-            why = first_line(error)
-            if isinstance(error, json.JSONDecodeError):
-                why = f"{error.msg} at character {error.pos}"
-            raise BadExample(
-                path, f"{where}: not JSON ({why}): write one JSON object per line"
-            ) from error
-        if not isinstance(row, dict):
-            raise BadExample(path, f"{where}: not a JSON object")
-        if field is None:
-            field = next((name for name in TEXT_FIELDS if name in row), None)
-        value = None if field is None else row.get(field)
-        lacks += field not in row
-        has += field in row
-        if lacks == 1 and field not in row:
-            first_without = where, list(row)
-        if value is None:
-            skipped["rows"] += 1
-            continue
-        if not isinstance(value, str):
-            raise BadExample(path, f"{where}: field {field!r} is not text: {type(value).__name__}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadExample(path, f"{where}: an unpaired surrogate") from error
-        yield value
-    if lacks > has:
-        where, names = first_without
-        if field is None:
-            raise _no_field(path, where, names)
-        raise BadExample(
-            path,
-            f"{lacks} of {lacks + has} lines have no field {field!r}, such as {where}, which has "
-            f"{_names(names)}: data.text_field names the field with the text",
-        )
-
-
-def _read_parquet(
-    data: BinaryIO, section: Section, text_field: str | None, skipped: Counter[str]
-) -> Iterator[str]:
-    """Yields the documents of the row groups whose first column begins in the range."""
-    import pyarrow.parquet  # here, because it is an extra
-
-    path = section.file.path
-    try:
-        with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as file:
-            names = file.schema_arrow.names
-            field = text_field or next((name for name in TEXT_FIELDS if name in names), None)
-            if field is None:
-                raise _no_field(path, "columns", names)
-            if field not in names:
-                raise BadExample(
-                    path,
-                    f"no column {field!r}, only {_names(names)}: data.text_field names the column "
-                    "with the text",
-                )
-            kind = file.schema_arrow.field(field).type
-            if not _is_text(kind):
-                raise BadExample(path, f"column {field!r} is not text: {kind}")
-            starts = (
-                file.metadata.row_group(group).column(0).data_page_offset
-                for group in range(file.num_row_groups)
-            )
-            groups = [
-                group
-                for group, start in enumerate(starts)
-                if section.start <= min(max(0, start), section.file.size - 1) < section.stop
-            ]
-            for batch in file.iter_batches(_ROWS, row_groups=groups, columns=[field]):
-                column = batch.column(0)
-                skipped["rows"] += column.null_count
-                yield from (value for value in column.to_pylist() if value is not None)
-    except (BadExample, InputError, RunAgain):
-        raise
-    except Exception as error:  # a dozen classes of pyarrow, and Python's own
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
-            raise
-        raise BadExample(path, f"broken parquet: {first_line(error)}") from error
-
-
-def _is_text(kind: Any) -> bool:
-    """Returns whether the values of an Arrow type are strings, however they are stored."""
-    from pyarrow import types
-
-    if types.is_dictionary(kind):  # pandas and polars write categories so
-        return _is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _no_field(path: str, place: str, names: list[str]) -> BadExample:
-    return BadExample(
-        path,
-        f"{place}: none of the usual text fields among {_names(names)}: data.text_field names the "
-        "one with the text",
-    )
-
-
-def _names(names: list[str]) -> str:
-    shown = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
-    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 8 else "")

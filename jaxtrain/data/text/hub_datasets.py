@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from jaxtrain.config import invocation
 from jaxtrain.data import cache, hub_errors, splits
+from jaxtrain.data.text import kinds
 from jaxtrain.errors import InputError
 from jaxtrain.terminal import Say
 
@@ -25,7 +26,7 @@ PREFIX = "hf:"
 FILE = "hf://datasets/"
 """Begins the path of a file: hf://datasets/NAME@COMMIT/PATH."""
 _CONVERTED = "refs/convert/parquet"
-_SUFFIXES = (".parquet", ".jsonl", ".txt")
+_SUFFIXES = tuple(kind for kind in kinds.SUFFIXES if kind != ".md")
 _WORDS = {"train": "train", "validation": "val", "test": "test"}  # the Hub's splits, and ours
 
 About = tuple[str, str, int, str]
@@ -118,7 +119,7 @@ def _repository(
     except Exception as error:  # from several libraries
         if converted and isinstance(error, RevisionNotFoundError):
             raise InputError(
-                f"{text}: the dataset has no {', '.join(_SUFFIXES)} files, and the Hub has not "
+                f"{text}: the dataset has no {kinds.SUPPORTED} files, and the Hub has not "
                 "converted it to parquet: download it and convert it to one of these"
             ) from error
         _fail(error, name, text)
@@ -137,7 +138,9 @@ def _chosen(
     visible = [file for file in files if not any(p.startswith(".") for p in file.split("/"))]
     described = [entry for entry in card.get("configs") or [] if isinstance(entry, dict)]
     listed = {str(entry.get("config_name")): entry for entry in described if "data_files" in entry}
-    texts = [file for file in visible if file.lower().endswith(_SUFFIXES)]
+    texts = [
+        file for file in visible if kinds.suffix(file) in _SUFFIXES and not kinds.describes(file)
+    ]
     if listed:
         first = next((key for key, entry in listed.items() if entry.get("default")), "default")
         key = config or (first if first in listed else "")
@@ -221,7 +224,7 @@ def _converted(
     part = [file for file in of_config if file.split("/")[1] == f"partial-{split}"]
     if part:
         raise InputError(
-            f"{text}: the dataset has no {', '.join(_SUFFIXES)} files, and the Hub has converted "
+            f"{text}: the dataset has no {kinds.SUPPORTED} files, and the Hub has converted "
             f"only the first {sum(sizes[file][0] for file in part) / 1e9:,.1f} GB of the split "
             f"{split} to parquet ({len(part):,} files in partial-{split}): download the dataset "
             "and convert it"

@@ -49,6 +49,8 @@ from jaxtrain.terminal import Say
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
 TOKEN_BYTES = "token_bytes"
+LARGEST_HELD_OUT = 0.1
+_LEAST_BYTES, _ENOUGH_BYTES, _SMALL_SHARE = 5_000_000, 40_000_000, 0.01
 _VERSION = 1  # of the files, and of the rules for documents, packing, and windows
 
 
@@ -204,6 +206,29 @@ def _edge(corpus: Corpus, count: int) -> int:
             "text, or set --data.val_path"
         )
     return max(min(limit(corpus.train_split), greatest), least + 1)
+
+
+def held_out(documents: int, text_bytes: int, val_documents: int | None) -> float:
+    """Returns the fraction of the documents that validates, where no name says it.
+
+    It is a tenth, a twentieth, and so on: the smallest that has enough text. So it follows from the
+    text alone, it changes only when the text doubles, and then documents that validated train, but
+    no other does the reverse.
+
+    Args:
+        documents: number of documents.
+        text_bytes: their size.
+        val_documents: how many documents are enough; None is what the shipped configs need: 5 MB
+            of text, of which 256 sequences of 2048 tokens take half, or 40 MB (9216 of 1024 tokens)
+            if that is less than 1% of it.
+    """
+    share = LARGEST_HELD_OUT
+    while True:
+        least = _LEAST_BYTES if share > _SMALL_SHARE else _ENOUGH_BYTES
+        have, enough = (text_bytes, least) if val_documents is None else (documents, val_documents)
+        if share / 2 * have < max(1, enough):
+            return share
+        share /= 2
 
 
 def limit(train_split: float) -> int:

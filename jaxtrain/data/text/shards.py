@@ -2,7 +2,8 @@
 
 Files are grouped by the bits of the hashes of their names: a group of more than 128 MB is divided
 by the next bit. So groups depend on nothing but the names and sizes, and a file that is added
-changes one group, or divides it. A file above 256 MB is divided into ranges of its bytes. Each
+changes one group, or divides it. A file above 256 MB is divided into ranges of its bytes, unless it
+is compressed. Each
 group and each range is a shard, a folder of the cache whose name is a digest of its files and of
 all that its tokens depend on. Shards are made by :mod:`jaxtrain.data.jobs`.
 
@@ -15,7 +16,8 @@ document is one range of the shard, and another split tokenizes nothing again.
   every byte, with a <|bos|> before each document.
 * ``ends``: uint64, the position after each sentence; empty in the exact form.
 * ``documents.npy``: uint64 [documents, 6], see :data:`COLUMNS`.
-* ``manifest.json``: number of documents, digest, broken files, and number of rows without text.
+* ``manifest.json``: number of documents, digest, broken files, and number of rows that are not
+  used; size of the documents.
 """
 
 import array
@@ -25,7 +27,6 @@ import functools
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +36,8 @@ import numpy as np
 
 from jaxtrain.data import cache, jobs, worker_count, worker_process
 from jaxtrain.data.engines import Engine, Processes, Worker
-from jaxtrain.data.text.documents import File, Section
+from jaxtrain.data.text import kinds
+from jaxtrain.data.text.documents import File, Rows, Section, Skipped
 from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError
@@ -48,7 +50,7 @@ COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, UNKNOWN = range(6)
 last sentence; its size in bytes of UTF-8 and in characters; how many of these become [UNK]."""
 GROUP_BYTES = 2**27
 LARGE_BYTES = 2**28  # of a file that is divided
-_VERSION = 1  # of the files and all rules that determine their contents: change it with those
+_VERSION = 2  # of the files and all rules that determine their contents: change it with those
 # Shards at once. With 30 ms per request, one alone takes 0.33 s, and each of eight 0.05 s.
 _FETCHES = 8
 _CHUNK_CHARACTERS = 1 << 20  # encoded together
@@ -64,7 +66,6 @@ class Recipe:
         form: which parts of the documents to keep.
         marks: special tokens between documents.
         ids: number of ids.
-        text_field: see :meth:`jaxtrain.data.text.documents.Section.read`.
     """
 
     tokenizer: str
@@ -72,7 +73,6 @@ class Recipe:
     form: Form
     marks: tuple[int, ...]
     ids: int
-    text_field: str | None
 
     @property
     def dtype(self) -> np.dtype:
@@ -83,7 +83,7 @@ class Recipe:
     def key(self) -> str:
         """A digest of all but the name."""
         content = hashlib.sha256(self.tokenizer.encode()).hexdigest()
-        return cache.digest(_VERSION, content, self.form, self.marks, self.text_field)
+        return cache.digest(_VERSION, content, self.form, self.marks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,37 +112,34 @@ class Shard:
 
     def key(self) -> list[Any]:
         """Returns JSON values that change with the text."""
-        return [
-            (
-                section.file.name,
-                section.file.size,
-                section.file.version,
-                section.start,
-                section.stop,
-            )
-            for section in self.sections
-        ]
+        return [section.key() for section in self.sections]
 
     def folder(self, recipe: Recipe) -> str:
         """Returns the name of its folder in the cache."""
         return f"shard-{cache.digest(recipe.key, self.key())[:24]}"
 
 
-def plan(files: Sequence[File]) -> list[Shard]:
-    """Divides files into shards, ordered by the hashes of the files' names."""
+def plan(files: Sequence[File], rows: Rows) -> list[Shard]:
+    """Divides files into shards, ordered by the hashes of the files' names.
+
+    Args:
+        files: the files.
+        rows: how to read those that have rows.
+    """
     hashes = {file: hashlib.sha256(os.fsencode(file.name)).digest() for file in files}
     ordered = sorted(files, key=lambda file: hashes[file])
-    made = [(hashes[file], _ranges(file)) for file in ordered if file.size > LARGE_BYTES]
+    made = [(hashes[file], _ranges(file, rows)) for file in ordered if file.size > LARGE_BYTES]
     small = [file for file in ordered if file.size <= LARGE_BYTES]
     for group in _divided(small, hashes, 0):
-        shard = Shard(tuple(Section(file, 0, file.size) for file in group))
+        shard = Shard(tuple(Section(file, 0, file.size, rows) for file in group))
         made.append((hashes[group[0]], [shard]))
     return [shard for _, shards in sorted(made, key=lambda item: item[0]) for shard in shards]
 
 
-def _ranges(file: File) -> list[Shard]:
-    starts = range(0, file.size, GROUP_BYTES)
-    return [Shard((Section(file, at, min(at + GROUP_BYTES, file.size)),)) for at in starts]
+def _ranges(file: File, rows: Rows) -> list[Shard]:
+    size = file.size if kinds.packing(file.name) else GROUP_BYTES
+    starts = range(0, file.size, size)
+    return [Shard((Section(file, at, min(at + size, file.size), rows),)) for at in starts]
 
 
 def _divided(files: list[File], hashes: dict[File, bytes], bit: int) -> Iterator[list[File]]:
@@ -242,19 +239,20 @@ def _make(recipe: Recipe, encoder: Encoder, item: jobs.Item, folder: Path) -> di
     """Makes the folder of a shard."""
     folder.mkdir()
     skipped, bad = dict[str, int](), dict[str, str]()
+    bad_rows = dict[str, tuple[int, str]]()
     with _Writer(folder, recipe.dtype) as writer:
         for section in item.value.sections:
             before = writer.mark()
 
-            def read(section: Section = section, before: _Mark = before) -> int:
+            def read(section: Section = section, before: _Mark = before) -> Skipped:
                 writer.reset(before)  # of an attempt that an outage of the disk ended
-                rows = Counter[str]()
+                rows = Skipped()
                 try:
-                    for texts in _chunks(section.read(recipe.text_field, rows)):
+                    for texts in _chunks(section.read(rows)):
                         writer.add(texts, encoder(texts))
                 except OSError as error:
                     raise disks.unreadable(section.file.path, error) from error
-                return rows["rows"]
+                return rows
 
             try:
                 rows = disks.when_readable(read)
@@ -266,12 +264,15 @@ def _make(recipe: Recipe, encoder: Encoder, item: jobs.Item, folder: Path) -> di
                 raise InputError(
                     f"{section.file.path} changed while it was being read: start again"
                 )
-            if rows:
-                skipped[section.file.name] = rows
+            if rows.rows:
+                skipped[section.file.name] = rows.rows
+            if rows.bad:
+                bad_rows[section.file.name] = rows.bad, rows.first
             if writer.mark() == before and section.is_complete:
                 bad[section.file.name] = "no text in it"
-        sha256, count = writer.finish()
+        sha256, count, text_bytes = writer.finish()
     manifest = {"documents": count, "sha256": sha256, "bad": bad, "skipped": skipped}
+    manifest |= {"bad_rows": bad_rows, "bytes": text_bytes}
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     write_whole(folder / cache.MANIFEST, json.dumps(manifest | {"files": files}, indent=1))
     return {"documents": count}
@@ -329,8 +330,8 @@ class _Writer(contextlib.ExitStack):
             ids = np.frombuffer(document.ids, np.uint32)
             self._file.write(ids.astype(self._dtype).tobytes())
 
-    def finish(self) -> tuple[str, int]:
-        """Writes the files of the shard; returns their digest and the number of documents."""
+    def finish(self) -> tuple[str, int, int]:
+        """Writes the files of the shard; returns their digest, and count and bytes of documents."""
         self._file.flush()
         rows = np.frombuffer(self._rows, np.uint64).reshape(-1, len(COLUMNS))
         order = np.argsort(rows[:, DIGEST], kind="stable")
@@ -360,7 +361,7 @@ class _Writer(contextlib.ExitStack):
         np.save(self._folder / "documents.npy", rows)
         del tokens
         os.unlink(self._file.name)
-        return content.hexdigest(), len(rows)
+        return content.hexdigest(), len(rows), int(rows[:, BYTES].sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,6 +373,9 @@ class Made:
         sha256: digest of its content.
         bad: name -> reason of each broken file; none of its documents is in the shard.
         skipped: name -> number of rows without text, of files that have such.
+        bad_rows: name -> number of rows that cannot be used, and place and reason of the first.
+        count: number of documents.
+        bytes: their size.
         dtype: dtype of the ids.
     """
 
@@ -379,6 +383,9 @@ class Made:
     sha256: str
     bad: dict[str, str]
     skipped: dict[str, int]
+    bad_rows: dict[str, tuple[int, str]]
+    count: int
+    bytes: int
     dtype: np.dtype
 
     @classmethod
@@ -386,7 +393,16 @@ class Made:
         """Opens a shard that is complete."""
         manifest = cache.read_manifest(folder)
         assert manifest is not None
-        return cls(folder, manifest["sha256"], manifest["bad"], manifest["skipped"], dtype)
+        return cls(
+            folder,
+            manifest["sha256"],
+            manifest["bad"],
+            manifest["skipped"],
+            manifest["bad_rows"],
+            manifest["documents"],
+            manifest["bytes"],
+            dtype,
+        )
 
     @property
     def documents(self) -> np.ndarray:

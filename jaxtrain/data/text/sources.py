@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -22,7 +22,9 @@ from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
     documents,
     hub_datasets,
+    kinds,
     layout,
+    rows,
     shards,
     specials,
     stdlib_corpus,
@@ -32,6 +34,7 @@ from jaxtrain.data.text import (
     vocabulary,
 )
 from jaxtrain.data.text.layout import SPLITS, Corpus, Rule, Split
+from jaxtrain.data.text.rows import Rows
 from jaxtrain.data.text.shards import Made, Recipe, Shard
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
@@ -40,6 +43,8 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
+_FIELD_VERSION = 1  # of the rule that chooses the field with the text
+_LISTED = 5  # files with bad rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,8 @@ class Text(DataConfig):
     second (benchmarks/LOG.md, "Text input")."""
 
     path: str | None = None
-    """Text data: a .txt, .md, .jsonl, or .parquet file, a folder (read recursively), a glob,
+    """Text data: a .txt, .md, .jsonl, or .parquet file, a .txt, .jsonl, or .json file that is
+    compressed (.gz, .zst, .bz2, .xz), a folder (read recursively), a glob,
     s3://BUCKET/PATH or gs://BUCKET/PATH of a file or folder, or
     hf:NAME[@REVISION][:CONFIG[:SPLIT]], a dataset on the Hugging Face Hub."""
     more_paths: tuple[str, ...] = ()
@@ -122,16 +128,20 @@ class Text(DataConfig):
     demo: bool = False
     """If path is None, train on the documentation of Python's standard library."""
     max_bad_share: bounds.ClosedFraction = 0.1
-    """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
+    """Largest fraction of unusable files, 0 to 1; with more, the run stops. Also the largest
+    fraction of unusable rows of a .jsonl or .parquet file: those are skipped; a file with more is
+    unusable."""
     max_examples: int | None = None
     """Documents to use; None uses all. Those of the first files, ordered by the hashes of their
     names, are used, chosen by their own hashes. Several sources share them in proportion to the
     size of their files, with at least two each. If val_path is set, this limits the training
     documents only. Accepts 500k, 2.5M, 1B."""
-    train_split: bounds.ClosedFraction = 0.9
-    """Fraction of the documents used for training; the rest is for validation. The hash of a
-    document's text decides, with at least one document on each side. Ignored if val_path is set, or
-    if names say what validates: valid.txt beside train.txt, or folders train and val."""
+    val_documents: bounds.Count | None = None
+    """Documents that are enough for validation. The fraction that validates is the smallest of a
+    tenth, a twentieth, and so on, with so many of them; the hash of a document's text decides, with
+    at least one document on each side. None uses 5 MB of text, or 40 MB if that is less than 1%.
+    Ignored if val_path is set, or if names say what validates: valid.txt beside train.txt, or
+    folders train and val."""
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
@@ -139,8 +149,9 @@ class Text(DataConfig):
     """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), or byte_bpe
     (byte-level, lossless; for causal models)."""
     text_field: str | None = None
-    """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
-    the first of the usual names (text, content, body, ...)."""
+    """The field of .jsonl objects or the column of .parquet files that holds the text. None uses
+    text if most rows have it, or else the only usual name (content, body, ...) that most rows
+    have, in any case of letters."""
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
@@ -257,7 +268,6 @@ class Text(DataConfig):
         sources = self._sources(path, top, say)
         tokenizer_path = vocabulary.prepare(
             self._samples(sources),
-            self.text_field,
             vocab_size=model.vocab_size,
             kind=self.tokenizer_kind,
             form=self.form,
@@ -266,7 +276,7 @@ class Text(DataConfig):
             say=say,
             bucket=bucket,
         )
-        recipe = _recipe(tokenizer_path, self.form, self.text_field)
+        recipe = _recipe(tokenizer_path, self.form)
         if recipe.ids < model.vocab_size:
             say(
                 f"the tokenizer has {recipe.ids} ids and model.vocab_size is {model.vocab_size}: "
@@ -279,14 +289,10 @@ class Text(DataConfig):
         bad = _bad(sources, made)
         total = sum(len(source.files) for source in sources)
         quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
-        skipped = Counter[str]()
-        for shard in made.values():
-            skipped.update(shard.skipped)
-        if skipped:
-            names = splits.listed([*skipped])
-            say(f"skipped: {skipped.total():,} rows without text, in {names}")
+        _report_skipped(made.values(), say)
+        train_split = 1 - self._held_out(sources, made, say)
         return Prepared(
-            corpora=tuple(self._corpus(source, made, bad) for source in sources),
+            corpora=tuple(self._corpus(source, made, bad, train_split) for source in sources),
             root=root,
             tokenizer=tokenizer_path,
             recipe=recipe,
@@ -358,20 +364,54 @@ class Text(DataConfig):
         sources = []
         for flag, where in named:
             files = documents.find(where, flag, top, say)
+            how = self._rows(files, f"{flag} {where}", top / "text", say)
             sides = self._sides(files, f"{flag} {where}", say)
             used = tuple(
                 (shard, side)
                 for side in sorted(set(sides.values()), key=str)
-                for shard in shards.plan([file for file in sides if sides[file] == side])
+                for shard in shards.plan([file for file in sides if sides[file] == side], how)
             )
             sources.append(_Source(f"{flag} {where}", tuple(files), used))
         if self.max_examples is not None:
             sources = self._limited(sources, top / "text", say)
         if self.val_path is not None:
             files = documents.find(self.val_path, "--data.val_path", top, say)
-            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files))
+            how = self._rows(files, f"--data.val_path {self.val_path}", top / "text", say)
+            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files, how))
             sources.append(_Source(f"--data.val_path {self.val_path}", tuple(files), val))
         return sources
+
+    def _rows(
+        self,
+        files: Sequence[documents.File],
+        name: str,
+        folder: Path,
+        say: Callable[[str], None],
+    ) -> Rows:
+        """Returns how to read the rows of a source; finds and prints the field with the text.
+
+        Raises:
+            InputError: several fields may have it.
+            RunAgain: a disk, the bucket or the Hub is unavailable.
+        """
+        with_rows = [file for file in files if not kinds.is_plain(file.name)]
+        if self.text_field is not None or not with_rows:
+            return Rows(self.text_field, self.max_bad_share)
+
+        def build(work: Path) -> dict[str, Any]:
+            return {"field": rows.choose(with_rows, name, "--data.text_field")}
+
+        described = [(file.name, file.size, file.version) for file in with_rows]
+        key = cache.digest(_FIELD_VERSION, described)
+        chosen = cache.make_folder(folder / f"field-{key[:20]}", build, say)["field"]
+        if chosen is None:
+            return Rows(None, self.max_bad_share)
+        field = rows.Field(*chosen)
+        say(
+            f"{name}: the text is in the field {field.name!r}, which {field.has:,} of the "
+            f"{field.of:,} rows have that were read to choose it"
+        )
+        return Rows(field.name, self.max_bad_share)
 
     def _sides(
         self, files: Sequence[documents.File], name: str, say: Callable[[str], None]
@@ -386,12 +426,19 @@ class Text(DataConfig):
         names = [file.name for file in files]
         is_hub = files[0].path.startswith(hub_datasets.FILE)
         by_name = None if is_hub else splits.by_name(names)
+        by_val_path = f"{name}: the text of data.val_path validates"
+        by_hash = f"{name}: no names say what validates, so a part of all documents does"
         if by_name is None:
+            if not is_hub and self.path is not None:  # not the names of Python's modules
+                splits.warn_of_words(name, names, say)
+            say(by_hash if self.val_path is None else by_val_path)
             side: Split | None = None if self.val_path is None else "train"
             return dict.fromkeys(files, side)
         if "val" not in by_name or self.val_path is not None:
             by_name = ["train" if side == "train" else "test" for side in by_name]
-        splits.report(name, names, by_name, say)
+        splits.report(name, names, by_name, say, decided="words in their names")
+        if "val" not in by_name:
+            say(by_hash if self.val_path is None else by_val_path)
         used: dict[documents.File, Split | None] = {
             file: side
             for file, side in zip(files, by_name, strict=True)
@@ -415,7 +462,7 @@ class Text(DataConfig):
             sides = sorted({side for _, side in source.shards}, key=str)
             for side in sides:
                 of_side = [shard for shard, its_side in source.shards if its_side == side]
-                count, share = vocabulary.first_shards(of_side, most, self.text_field, folder, say)
+                count, share = vocabulary.first_shards(of_side, most, folder, say)
                 fraction = fraction if side == "val" else share
                 used += [(shard, side) for shard in of_side[:count]]
             limited.append(
@@ -429,16 +476,37 @@ class Text(DataConfig):
         for source in sources:
             training = [(shard, side is None) for shard, side in source.shards if side != "val"]
             if training:
-                split = self.train_split if training[0][1] else 1.0
+                # The tokens are not counted yet, so no more than this certainly trains.
+                split = 1 - layout.LARGEST_HELD_OUT if training[0][1] else 1.0
                 below = layout.limit(split * source.fraction)
                 samples.append((training, below))
         return samples
+
+    def _held_out(
+        self, sources: Sequence[_Source], made: Mapping[Shard, Made], say: Callable[[str], None]
+    ) -> float:
+        """Returns the fraction of the documents that validates where no name says it."""
+        count, size = 0.0, 0.0
+        for source in sources:
+            split = [made[shard] for shard, side in source.shards if side is None]
+            of_source = sum(shard.count for shard in split)
+            used = min(1.0, (source.most or of_source) / max(1, of_source))
+            count += used * of_source
+            size += used * sum(shard.bytes for shard in split)
+        share = layout.held_out(int(count), int(size), self.val_documents)
+        if count:
+            say(
+                f"{100 * share:.3g}% of {count:,.0f} documents ({size / 1e6:,.1f} MB) validate, "
+                "chosen by the hashes of their text; data.val_documents sets how many are enough"
+            )
+        return share
 
     def _corpus(
         self,
         source: _Source,
         made: Mapping[Shard, Made],
         bad: Mapping[documents.File, BadExample],
+        train_split: float,
     ) -> Corpus:
         """Returns the tokens of a source, without shards of files that are bad elsewhere.
 
@@ -456,10 +524,10 @@ class Text(DataConfig):
             for shard, side in source.shards
             if len(shard.sections) > 1 or shard.sections[0].file not in bad
         )
-        return Corpus(source.name, used, self.train_split, source.most)
+        return Corpus(source.name, used, train_split, source.most)
 
 
-def _recipe(path: Path, form: Form, text_field: str | None) -> Recipe:
+def _recipe(path: Path, form: Form) -> Recipe:
     """Returns what the tokens depend on, for a ``tokenizer.json``."""
     read = tokenizer_file.read(path)
     marks = (
@@ -469,7 +537,25 @@ def _recipe(path: Path, form: Form, text_field: str | None) -> Recipe:
     )
     ids = 1 + max(read.get_vocab().values())
     content = path.read_text(encoding="utf-8")
-    return Recipe(content, str(path), form, marks, ids, text_field)
+    return Recipe(content, str(path), form, marks, ids)
+
+
+def _report_skipped(made: Iterable[Made], say: Callable[[str], None]) -> None:
+    """Prints how many rows are not used, and the first that is bad in each of some files."""
+    skipped, bad, first = Counter[str](), Counter[str](), dict[str, str]()
+    for shard in made:
+        skipped.update(shard.skipped)
+        for name, (count, reason) in shard.bad_rows.items():
+            bad[name] += count
+            first.setdefault(name, reason)
+    if skipped:
+        names = splits.listed([*skipped])
+        say(f"skipped: {skipped.total():,} rows without text, in {names}")
+    for name in [*bad][:_LISTED]:
+        say(f"skipped: {bad[name]:,} bad rows in {name}, such as {first[name]}")
+    if len(bad) > _LISTED:
+        more = bad.total() - sum(bad[name] for name in [*bad][:_LISTED])
+        say(f"skipped: {more:,} bad rows in {len(bad) - _LISTED:,} more files")
 
 
 def _bad(

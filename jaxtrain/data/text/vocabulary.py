@@ -1,12 +1,12 @@
 """Provides a data set's tokenizer: a given one, or one trained on its text and cached."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache
 from jaxtrain.data.text import tokenizer
+from jaxtrain.data.text.documents import Skipped
 from jaxtrain.data.text.shards import Shard, digest
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError
@@ -18,7 +18,7 @@ MOST_CHARACTERS = 128_000_000
 """Text to train on, which takes half a minute; more changes little."""
 _MOST_SHARDS = 256  # that the text comes from
 _BYTES_PER_DOCUMENT = 4096  # typical, of web pages
-_VERSION = 4  # changes with any rule that affects training
+_VERSION = 5  # changes with any rule that affects training
 
 
 Sample = tuple[Sequence[tuple[Shard, bool]], int]
@@ -28,7 +28,6 @@ the number that the digests of documents for training are below."""
 
 def prepare(
     samples: Sequence[Sample],
-    text_field: str | None,
     *,
     vocab_size: int,
     kind: tokenizer.Kind,
@@ -42,7 +41,6 @@ def prepare(
 
     Args:
         samples: the training documents of all sources.
-        text_field: see :meth:`jaxtrain.data.text.documents.Section.read`.
         vocab_size: entries to train, or the limit for a given tokenizer.
         kind: kind of tokenizer to train.
         form: which parts of the text tokens must represent; a given tokenizer is checked for it.
@@ -61,7 +59,7 @@ def prepare(
 
     def build(work: Path) -> dict[str, Any]:
         say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
-        trained = tokenizer.train(_documents(samples, text_field), vocab_size, kind)
+        trained = tokenizer.train(_documents(samples), vocab_size, kind)
         # Not with save(), which takes only paths in UTF-8.
         write_whole(work / tokenizer.NAME, trained.to_str(pretty=True))
         return {"version": _VERSION}
@@ -70,16 +68,12 @@ def prepare(
         ([(shard.key(), is_split) for shard, is_split in shards], below)
         for shards, below in samples
     ]
-    target = (
-        folder / f"vocabulary-{cache.digest(_VERSION, text, text_field, vocab_size, kind)[:20]}"
-    )
+    target = folder / f"vocabulary-{cache.digest(_VERSION, text, vocab_size, kind)[:20]}"
     cache.make_folder(target, build, say, bucket=bucket)
     return target / tokenizer.NAME
 
 
-def first_shards(
-    shards: Sequence[Shard], most: int, text_field: str | None, folder: Path, say: Say
-) -> tuple[int, float]:
+def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> tuple[int, float]:
     """Chooses how many shards to use for a number of documents.
 
     Their documents are counted, once, if the text is much more than so many documents may have.
@@ -87,7 +81,6 @@ def first_shards(
     Args:
         shards: all shards, in the order in which they are used.
         most: number of documents.
-        text_field: see :func:`prepare`.
         folder: folder of the caches.
         say: prints a line on the console.
 
@@ -101,17 +94,17 @@ def first_shards(
         say(f"looking for {most:,} documents")
         documents = 0
         for number, shard in enumerate(shards, 1):
-            documents += sum(1 for _ in _read(shard, text_field, []))
+            documents += sum(1 for _ in _read(shard, []))
             if documents >= most:
                 return {"shards": number, "documents": documents}
         return {"shards": len(shards), "documents": documents}
 
-    key = cache.digest(_VERSION, [shard.key() for shard in shards], most, text_field)
+    key = cache.digest(_VERSION, [shard.key() for shard in shards], most)
     counted = cache.make_folder(folder / f"first-{key[:20]}", build, say)
     return counted["shards"], min(1.0, most / max(1, counted["documents"]))
 
 
-def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[str]:
+def _documents(samples: Sequence[Sample]) -> Iterator[str]:
     """Yields the documents to train on: the first ones of each of evenly spread shards.
 
     Each side of a source that is split has a document. If no digest says so, the greatest of a
@@ -130,7 +123,7 @@ def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[st
             if (number - 1) % step:
                 continue
             characters = 0
-            for document in _read(shard, text_field, bad):
+            for document in _read(shard, bad):
                 key = digest(document.encode())
                 if key >= below:
                     some_validate = True
@@ -160,11 +153,11 @@ def _documents(samples: Sequence[Sample], text_field: str | None) -> Iterator[st
             )
 
 
-def _read(shard: Shard, text_field: str | None, bad: list[BadExample]) -> Iterator[str]:
+def _read(shard: Shard, bad: list[BadExample]) -> Iterator[str]:
     """Yields the documents of a shard; adds broken files, which tokenizing lists, to ``bad``."""
     for section in shard.sections:
         try:
-            yield from section.read(text_field, Counter())
+            yield from section.read(Skipped())
         except BadExample as error:
             bad.append(error)
         except OSError as error:

@@ -71,7 +71,7 @@ class Clips:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hex digest of file names, sizes, and frame counts, and of clips per file."""
+        """Returns a hex digest of file names, sizes, ends, frame counts, and of clips per file."""
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
             return cache.digest(self.entries.content, "fixed", self.frames, taught)

@@ -103,7 +103,7 @@ def _item(number: int, entry: Entry, target: LatentStore) -> jobs.Item:
     """Returns the item of a video. Its name has what the output depends on, but not its place."""
     frames = entry.scanned.frames
     name = f"{entry.name} ({entry.size:,} bytes, {frames:,} frames)"
-    return jobs.Item(name, (entry.size, frames), target.name(entry), (number, entry))
+    return jobs.Item(name, (entry.size, frames, entry.ends), target.name(entry), (number, entry))
 
 
 def _begin(

@@ -34,7 +34,7 @@ class FileTable(Sequence[Entry]):
     Attributes:
         folder: the table; see :meth:`stored`.
         length: number of entries.
-        content: a digest of the files' names, sizes, and frame counts, not of paths or times.
+        content: a digest of the files' names, sizes, ends, and frame counts, not of paths or times.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class FileTable(Sequence[Entry]):
         for entry in entries:
             line, info = index.to_line(entry).encode(), entry.scanned
             rows.append((len(lines), len(line), len(info.keyframes), info.frames))
-            files.append((entry.name, entry.size, info.frames))
+            files.append((entry.name, entry.size, info.frames, entry.ends))
             lines += line
         digest = hashlib.sha256(lines).hexdigest()
 

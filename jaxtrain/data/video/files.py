@@ -52,7 +52,7 @@ class VideoFile(NamedTuple):
         span: the place in a tar; None for a separate file.
         fetched: whether the file on disk is the cache's copy of a file at a URL.
         url: of a file that was left there, or is to be fetched; "" for others.
-        version: size and ETag of a file that was left in the folder of a bucket.
+        version: size and ETag of an object in a bucket; None if they are unknown.
     """
 
     name: str
@@ -117,11 +117,11 @@ def find(
     given = list(dict.fromkeys(given))  # so that each is opened once
     for file in given:
         tar_members.check_not_packed(file.name, flag)
-    wanted = [
-        file.url
+    wanted = {
+        file.url: file.version
         for file in given
         if file.url and (fetch_videos or _suffix(file.url) not in SUFFIXES)
-    ]
+    }
     copies = remote.fetch(wanted, cache_root, flag, say)
     in_folder = [
         file._replace(path=copies[file.url], url="", version=None, fetched=True)
@@ -141,7 +141,7 @@ def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
     Raises:
         InputError, RunAgain: see :func:`find`.
     """
-    path = remote.fetch([video.url], folder, flag, lambda line: None)[video.url]
+    path = remote.fetch({video.url: video.version}, folder, flag, lambda line: None)[video.url]
     return video._replace(path=path)
 
 
@@ -167,7 +167,10 @@ def _at_url(url: str, flag: str) -> tuple[list[VideoFile], str]:
             "write complete URLs into it"
         )
     if is_file(url):
-        files = [VideoFile(addresses.name_of(file), url=file) for file in tar_members.expand(url)]
+        files = [
+            VideoFile(addresses.name_of(file), url=file, version=remote.version_of(file, flag))
+            for file in tar_members.expand(url)
+        ]
         return files, "pass a video, or a .tar that contains videos"
     files = [
         VideoFile(addresses.name_of(file), url=file, version=version)

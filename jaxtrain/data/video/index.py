@@ -25,11 +25,11 @@ from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample
-from jaxtrain.storage import addresses, disks
+from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket
 
-_FORMAT = 4  # version of the index; one of another version is rebuilt
+_FORMAT = 5  # version of the index; one of another version is rebuilt
 _REPORT_EVERY_S = 10.0
 _KEEP_EVERY_S = 60.0
 _NAME = "index.jsonl"
@@ -51,6 +51,7 @@ class Entry:
         reason: why ``info`` is None.
         verdict: the result of decoding it completely; None if that has not been done.
         span: the place in a tar; None for a separate file.
+        ends: digest of both ends of the video (:mod:`jaxtrain.storage.file_ends`).
     """
 
     name: str
@@ -61,6 +62,7 @@ class Entry:
     reason: str | None = None
     verdict: FrameCheck | None = None
     span: Span | None = None
+    ends: str = ""
 
     @property
     def scanned(self) -> Scan:
@@ -261,9 +263,10 @@ def _examine(video: video_files.VideoFile, old: Entry | None, decode_all: bool) 
     if old is not None and _is_same(old, video, size, mtime_ns):
         entry = dataclasses.replace(old, path=video.path, span=video.span)
     else:
-        info, reason = None, None
+        info, reason, ends = None, None, ""
         try:
             info = packets.scan(video.path, video.span)
+            ends = _ends(video, size)
         except BadExample as bad:
             reason = bad.reason
             if video.fetched and video.span is None:
@@ -277,11 +280,25 @@ def _examine(video: video_files.VideoFile, old: Entry | None, decode_all: bool) 
             info=info,
             reason=reason,
             span=video.span,
+            ends=ends,
         )
     if decode_all and entry.info is not None and entry.verdict is None:
         verdict = decode.verify(video.path, entry.info, video.span)
         return dataclasses.replace(entry, verdict=verdict)
     return entry
+
+
+def _ends(video: video_files.VideoFile, size: int) -> str:
+    """Returns the digest of both ends of a video.
+
+    Raises:
+        BadExample: it cannot be read any more.
+        DiskAway: its disk is temporarily unavailable.
+    """
+    try:
+        return file_ends.digest(video.file, video.span.offset if video.span else 0, size)
+    except OSError as error:
+        raise disks.unreadable(video.path, error) from error
 
 
 def _is_same(old: Entry, video: video_files.VideoFile, size: int, mtime_ns: int) -> bool:
@@ -306,7 +323,8 @@ def _load(file: Path, say: Callable[[str], None]) -> dict[str, Entry]:
 def to_line(entry: Entry) -> str:
     """Returns an entry as a line of JSON, a list of its fields, without the line break."""
     place = (entry.name, entry.path, entry.size, entry.mtime_ns)
-    return json.dumps([_FORMAT, *place, entry.info, entry.reason, entry.verdict, entry.span])
+    rest = (entry.info, entry.reason, entry.verdict, entry.span, entry.ends)
+    return json.dumps([_FORMAT, *place, *rest])
 
 
 def from_line(line: bytes) -> Entry:
@@ -315,7 +333,7 @@ def from_line(line: bytes) -> Entry:
     Raises:
         ValueError, TypeError, IndexError: it is not a line of :func:`to_line` in this version.
     """
-    version, name, path, size, mtime_ns, info, reason, verdict, span = json.loads(line)
+    version, name, path, size, mtime_ns, info, reason, verdict, span, ends = json.loads(line)
     if version != _FORMAT:
         raise ValueError("another version")
     return Entry(
@@ -327,6 +345,7 @@ def from_line(line: bytes) -> Entry:
         reason=reason,
         verdict=verdict and FrameCheck(tuple(verdict[0]), verdict[1]),
         span=span and Span(*span),
+        ends=ends,
     )
 
 

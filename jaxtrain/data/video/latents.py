@@ -1,8 +1,8 @@
 """A teacher's latents of fixed windows: computed once, cached, and read with the clips.
 
 Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
-the video's name, size and length, not of its location. A window that cannot be decoded is all NaN.
-If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
+the video's name, size, length and ends, not of its location. A window that cannot be decoded is all
+NaN. If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
 :mod:`jaxtrain.data.video.encode_latents` computes them.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
@@ -63,7 +63,7 @@ class LatentStore:
 
     def name(self, entry: Entry) -> str:
         """Returns the path of a video's latents, relative to the folder."""
-        digest = cache.digest(entry.name, entry.size, entry.scanned.frames)
+        digest = cache.digest(entry.name, entry.size, entry.scanned.frames, entry.ends)
         return f"{digest[:2]}/{digest[2:]}.npy"
 
     def missing(self, videos: Iterable[tuple[Entry, int]]) -> list[Entry]:

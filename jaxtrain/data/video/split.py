@@ -42,13 +42,20 @@ def choose(
         InputError: no file is left for training, or there is only one video.
     """
     names = [entry.name for entry in entries]
-    sides: list[splits.Side | None] = list(splits.by_name(names) or ["train"] * len(entries))
+    said = splits.by_name(names)
+    if said is None:
+        splits.warn_of_words(source, names, say)
+    sides: list[splits.Side | None] = list(said or ["train"] * len(entries))
+    decided = "words in their names"
     if val is not None or "val" not in sides:
         sides = ["train" if side == "train" else "test" for side in sides]
     groups = content_groups(entries, val or ())
-    if val is None and "val" not in sides:
+    if val is not None:
+        say(f"{source}: the files of data.val_path validate")
+    elif "val" not in sides:
+        decided = "the hashes of their names (data.train_split)"
         sides = _by_hash(names, sides, groups, sizes, train_share, source)
-    splits.report(source, [video_of(name) for name in names], sides, say)
+    splits.report(source, [video_of(name) for name in names], sides, say, decided=decided)
     validates = {group for group, side in zip(groups, sides, strict=False) if side == "val"}
     validates |= set(groups[len(entries) :])
     trains = [

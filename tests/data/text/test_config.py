@@ -90,7 +90,6 @@ def test_the_fingerprint_changes_with_the_examples(folder: Path, tmp_path: Path)
         opened(folder, tmp_path / "one", Model(sequence_length=40)),
         opened(folder, tmp_path / "one", Model(vocab_size=100)),
         opened(folder, tmp_path / "one", max_examples=4),
-        opened(folder, tmp_path / "one", train_split=0.2),
         opened(tmp_path / "copy", tmp_path / "two"),
     ]
     *first, changed = [(s.train.fingerprint, s.val.fingerprint) for s in [one, *others]]
@@ -103,20 +102,35 @@ def test_bad_files_are_reported_and_not_used(tmp_path: Path) -> None:
     source = write(tmp_path / "in")
     clean = opened(source, tmp_path / "cache")
     (source / "a.txt").write_bytes(b"good at first \xff")
-    (source / "b.jsonl").write_text('{"text": "good at first"}\n{"text": ')
+    (source / "b.jsonl").write_text('{"text": "good at first"}\n{"text": \n{')
     said: list[str] = []
     config = Masked(path=str(source), batch_size=2, cache_dir=str(tmp_path), max_bad_share=0.5)
     got = config.open(Model(), seed=0, say=said.append)
     assert got.files == 8
     assert [(Path(bad.path).name, bad.reason[:12]) for bad in got.bad] == [
         ("a.txt", "not UTF-8: i"),
-        ("b.jsonl", "line 2: not "),
+        ("b.jsonl", "2 of 3 lines"),
     ]
     assert sum(text.startswith("skipped: ") for text in said) == 2
     assert "8 text files (2 bad)" in got.summary
     assert len(got.train) == len(clean.train)
     with pytest.raises(InputError, match=r"no text .* first of 1 broken files is .*a.txt: not"):
         opened(source / "a.txt", tmp_path, max_bad_share=1.0)
+
+
+def test_bad_rows_are_counted_and_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abcdefg":
+        rows = [json.dumps({"text": f"A row {number} of {name}."}) for number in range(30)]
+        (tmp_path / f"in/{name}.jsonl").write_text("\n".join([*rows, '{"text": "cut', "[]"]))
+    said: list[str] = []
+    config = Masked(path=str(tmp_path / "in"), batch_size=2, cache_dir=str(tmp_path))
+    got = config.open(Model(), seed=0, say=said.append)
+    assert not got.bad
+    listed = [line for line in said if line.startswith("skipped: ")]
+    assert len(listed) == 6
+    assert all(".jsonl, such as line 31: not JSON (" in line for line in listed[:5])
+    assert listed[-1] == "skipped: 4 bad rows in 2 more files"
 
 
 def test_too_many_bad_files_are_refused(tmp_path: Path) -> None:
@@ -156,7 +170,7 @@ def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"max_bad_share": 1.5}, "data.max_bad_share=1.5: use a number of at least 0 and at most"),
-        ({"train_split": -0.1}, "data.train_split=-0.1: use a number"),
+        ({"val_documents": 0}, "data.val_documents=0: use"),
         ({"max_examples": 1}, "data.max_examples is 1: use at least 2"),
         ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0: use at least 1"),
         ({"random_share": 0.6, "keep_share": 0.5}, "add up to at most 1"),

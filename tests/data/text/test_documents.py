@@ -1,7 +1,11 @@
+import bz2
+import functools
+import gzip
 import importlib.util
 import json
+import lzma
 import os
-from collections import Counter
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxtrain.data.text import documents
-from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Section
+from jaxtrain.data.text import documents, kinds, rows
+from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Rows, Section, Skipped
 from jaxtrain.errors import BadExample, InputError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    # As the program zstd does.
+    ".zst": functools.partial(zstd.compress, options={zstd.CompressionParameter.checksum_flag: 1}),
+}
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064x\nsize 9\n" % 7
 
 
 def write(path: Path, data: str | bytes) -> Path:
@@ -20,7 +38,7 @@ def write(path: Path, data: str | bytes) -> Path:
     return path
 
 
-def rows(path: Path, *values: object) -> Path:
+def objects(path: Path, *values: object) -> Path:
     return write(path, "\n".join(json.dumps(value) for value in values))
 
 
@@ -29,10 +47,14 @@ def parquet(path: Path, **columns: list) -> Path:
     return path
 
 
-def read(path: Path, text_field: str | None, skipped: Counter[str] | None = None) -> Iterator[str]:
+def read(
+    path: Path, text_field: str | None, skipped: Skipped | None = None, bad: float = 0.0
+) -> Iterator[str]:
     size = path.stat().st_size
-    section = Section(File(str(path), path.name, size, ""), 0, size)
-    return section.read(text_field, Counter() if skipped is None else skipped)
+    file = File(str(path), path.name, size, "")
+    if text_field is None and (chosen := rows.choose([file], path.name, "--data.text_field")):
+        text_field = chosen.name
+    return Section(file, 0, size, Rows(text_field, bad)).read(skipped or Skipped())
 
 
 def find(pattern: str, say: Callable[[str], None] = print) -> list[File]:
@@ -71,7 +93,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
         f"skipped a link to folders that are read already, such as {tmp_path}/in/a/loop -> "
         f"{tmp_path}/in",
         f"--data.path {tmp_path / 'in'}: skipped 3 of 7 files, which are of other kinds: "
-        "2 .png, 1 without a suffix; supported: .txt, .md, .jsonl, .parquet",
+        f"2 .png, 1 without a suffix; supported: {kinds.SUPPORTED}",
     ]
     assert names("in/b.txt") == ["b.txt"]
     assert not said
@@ -109,11 +131,11 @@ def test_a_long_text_without_blank_lines_is_cut_too(tmp_path: Path, mark: str) -
 
 
 def test_jsonl_and_parquet_rows_are_documents(tmp_path: Path) -> None:
-    a = rows(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
+    a = objects(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
     assert list(read(a, None)) == ["one"]
     b = parquet(tmp_path / "b.parquet", n=[1, 2, 3], content=["x", None, "y\n"])
     assert list(read(b, None)) == ["x", "y\n"]
-    c = rows(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
+    c = objects(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
     assert list(read(c, "code")) == ["two"]
     assert list(read(parquet(tmp_path / "d.parquet", text=["x"], code=["z"]), "code")) == ["z"]
 
@@ -132,11 +154,11 @@ def test_parquet_without_pyarrow_names_the_extra(
 def test_rows_without_the_field_are_skipped_and_counted(tmp_path: Path) -> None:
     """Some, and also the first one, which then does not name the field."""
     titles = [{"title": "a"}, {"title": "b", "text": None}]
-    path = rows(tmp_path / "a.jsonl", *titles, {"text": "one", "body": "b"}, {"text": "two"})
+    path = objects(tmp_path / "a.jsonl", *titles, {"text": "one", "body": "b"}, {"text": "two"})
     for field in (None, "text"):
-        skipped: Counter[str] = Counter()
+        skipped = Skipped()
         assert list(read(path, field, skipped)) == ["one", "two"]
-        assert skipped == {"rows": 2}
+        assert skipped.rows == 2
 
 
 @pytest.mark.parametrize(
@@ -152,9 +174,9 @@ def test_rows_without_the_field_are_skipped_and_counted(tmp_path: Path) -> None:
 )
 def test_all_types_of_columns_whose_values_are_strings(array: pa.Array, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
-    skipped: Counter[str] = Counter()
+    skipped = Skipped()
     assert list(read(tmp_path / "a.parquet", None, skipped)) == ["a", "b"]
-    assert skipped == {"rows": 1}
+    assert skipped.rows == 1
 
 
 def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
@@ -169,12 +191,12 @@ def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     )
     assert "line 2: not a JSON object" in reason(write(tmp_path / "f.jsonl", good + b"[1]"))
     assert "line 2: field 'text' is not text" in reason(
-        rows(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
+        objects(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
     )
-    assert "2 of 3 lines have no field 'text', such as line 2, which has 'body'" in reason(
-        rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"}, {"body": "three"})
+    assert "2 of 3 lines have no field 'text', such as line 2, which has 'title'" in reason(
+        objects(tmp_path / "h.jsonl", {"text": "one"}, {"title": "two"}, {"title": "three"})
     )
-    assert "data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
+    assert "data.text_field" in reason(objects(tmp_path / "i.jsonl", {"wörter": "one"}))
     assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
     assert "is not text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
     intact = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
@@ -202,8 +224,226 @@ def test_a_file_changes_with_its_content_and_its_permissions(
 
 
 def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LONGEST_LINE", 30)
+    monkeypatch.setattr(rows, "LONGEST_LINE", 30)
     line = '{"text": "' + "x" * 17 + '"}\n'
     assert len(line) == 30
     assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
-    assert "line 2 has more than 30 bytes" in reason(write(tmp_path / "d.jsonl", line + " " + line))
+    assert "line 2: more than 30 bytes" in reason(write(tmp_path / "d.jsonl", line + " " + line))
+
+
+@pytest.mark.parametrize("suffix", [*kinds.SUFFIXES])
+def test_what_stands_for_a_file_is_not_text(tmp_path: Path, suffix: str) -> None:
+    """In every kind of file, and inside of compressed ones."""
+    path = tmp_path / f"a{suffix}"
+    for content, cure in ((POINTER, "git lfs pull"), (b"<!DOCTYPE html>", "download the file")):
+        assert cure in reason(write(path, content))
+        with pytest.raises(BadExample, match=cure):
+            documents.texts(path, None)
+        if pack := COMPRESS.get(kinds.packing(path.name)):
+            assert cure in reason(write(path, pack(content)))
+
+
+def test_a_pointer_among_text_is_a_bad_file(tmp_path: Path) -> None:
+    """A page that only quotes one is text."""
+    assert list(read(write(tmp_path / "a.md", b"It begins with\n" + POINTER), None))
+    assert list(read(write(tmp_path / "b.md", "<p align='center'>A <html> page"), None))
+
+
+REPOSITORIES: dict[str, tuple[list[str], list[str]]] = {  # all files, those that are text
+    "a clone": (
+        ["README.md", "LICENSE.txt", "dataset_card.md", "data/train-0.json.gz", "script.py"],
+        ["data/train-0.json.gz"],
+    ),
+    "parquet": (["README.md", "README_zh.md", "data/a.parquet"], ["data/a.parquet"]),
+    "packed text": (
+        ["README.txt", "LICENCE", "a.txt.zst", "b.txt.zst"],
+        ["a.txt.zst", "b.txt.zst"],
+    ),
+    "books and a card": (["README.md", "LICENSE-MIT.md", "a.txt"], ["a.txt"]),
+    "requirements": (["requirements.txt", "a.jsonl", "b.txt.gz"], ["a.jsonl", "b.txt.gz"]),
+    "a wiki": (["README.md", "guide/README.md", "guide/use.md"], ["README.md", "guide/README.md"]),
+    "topics": (["license.txt", "copyright.txt", "tour.txt"], ["license.txt", "copyright.txt"]),
+    "only a card": (["README.md"], ["README.md"]),
+    "a name that begins so": (["licensed to sail.txt", "a.jsonl"], ["licensed to sail.txt"]),
+}
+
+
+@pytest.mark.parametrize("name", REPOSITORIES)
+def test_what_describes_data_of_another_kind_is_not_text(tmp_path: Path, name: str) -> None:
+    every, text = REPOSITORIES[name]
+    for file in every:
+        write(tmp_path / file, "x")
+    said: list[str] = []
+    got = {file.name for file in find(str(tmp_path), said.append)}
+    assert set(text) <= got
+    about = [file for file in every if kinds.describes(file)]
+    assert (got & set(about)) == (set(text) & set(about))
+    assert any("which describe the others: " in line for line in said) == bool({*about} - got)
+
+
+def test_a_card_beside_files_that_cannot_be_read_is_not_text(tmp_path: Path) -> None:
+    for name in ("README.md", "data/train.csv.gz", "data/test.csv.gz"):
+        write(tmp_path / name, "x")
+    with pytest.raises(InputError, match=r"none of its 3 files is a text file \(README.md desc"):
+        find(str(tmp_path))
+    assert [file.name for file in find(str(tmp_path / "README.md"))] == ["README.md"]
+
+
+@pytest.mark.parametrize("packing", kinds.COMPRESSED)
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".json"])
+def test_compressed_files_have_the_documents_of_plain_ones(
+    tmp_path: Path, packing: str, kind: str
+) -> None:
+    """Also if several parts follow each other, as parallel compressors and cat write them."""
+    text = "\n\n".join(f"Zwölf Boxkämpfer {number} " * 9 for number in range(300)) + "\n"
+    if kind != ".txt":
+        text = "".join(json.dumps({"text": row}) + "\n" for row in text.split("\n\n"))
+    data, half = text.encode(), len(text) // 2
+    plain = write(tmp_path / f"a{'.txt' if kind == '.txt' else '.jsonl'}", data)
+    wanted = list(read(plain, None))
+    assert len(wanted) >= 3
+    pack = COMPRESS[packing]
+    path = write(tmp_path / f"B{kind}{packing}".upper(), pack(data[:half]) + pack(data[half:]))
+    assert list(read(path, None)) == wanted
+    assert documents.texts(path, None) == documents.texts(plain, None)
+
+
+@pytest.mark.parametrize("packing", kinds.COMPRESSED)
+def test_damaged_compressed_files_are_bad(tmp_path: Path, packing: str) -> None:
+    data = COMPRESS[packing](os.urandom(9000).hex().encode())
+    path = tmp_path / f"a.txt{packing}"
+    broken = f"broken {packing}: "
+    for content in (data[:-3], data[: len(data) // 2], data[:40] + b"zzzz" + data[44:], b"text"):
+        assert reason(write(path, content)).startswith(broken)
+    assert not list(read(write(path, COMPRESS[packing](b"")), None))
+
+
+def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path) -> None:
+    """Memory has a bound that no file of others changes; xz -9 is below it."""
+    for size, fits in ((2**26, True), (2**30, False)):
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": size, "nice_len": 8}]
+        path = write(tmp_path / "a.txt.xz", lzma.compress(b"text", filters=filters))
+        if fits:
+            assert list(read(path, None)) == ["text"]
+        else:
+            assert "Memory usage limit" in reason(path)
+
+
+def test_bad_rows_are_skipped_up_to_a_fraction(tmp_path: Path) -> None:
+    """Of lines, whatever is wrong with them, and of the rows of parquet."""
+    good = [json.dumps({"text": f"text {number}"}).encode() for number in range(20)]
+    for bad, why in (
+        (b'{"text": "cut o', "line 11: not JSON"),
+        (b'{"text": "\xff"}', "line 11: not UTF-8"),
+        (b'["text"]', "line 11: not a JSON object"),
+        (b'{"text": 7}', "line 11: field 'text' is not text: int"),
+        (b'{"text": "\\ud800"}', "line 11: an unpaired surrogate"),
+        (b'{"text": "a\\u0000b"}', "line 11: field 'text' has a NUL character"),
+        (b"\0" * 100, "line 11: not JSON"),
+    ):
+        path = write(tmp_path / "a.jsonl", b"\n".join([*good[:10], bad, *good[10:]]))
+        skipped = Skipped()
+        assert len(list(read(path, None, skipped, 0.05))) == 20
+        assert (skipped.rows, skipped.bad) == (0, 1)
+        assert skipped.first.startswith(why)
+        with pytest.raises(
+            BadExample, match=r"1 of 21 lines are bad, more than .*=0.04 .* line 11"
+        ):
+            list(read(path, None, Skipped(), 0.04))
+        assert reason(path).startswith(why)
+    parquet(tmp_path / "b.parquet", text=["x", "a\0b", None, *"yz"])
+    skipped = Skipped()
+    assert list(read(tmp_path / "b.parquet", None, skipped, 0.2)) == ["x", "y", "z"]
+    assert skipped == Skipped(1, 1, "row 2: field 'text' has a NUL character: not text")
+    assert reason(tmp_path / "b.parquet").startswith("row 2: ")
+
+
+def test_a_line_without_an_end_is_one_bad_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next section begins after it."""
+    monkeypatch.setattr(rows, "LONGEST_LINE", 40)
+    monkeypatch.setattr(rows, "_CHUNK_BYTES", 16)
+    line = b'{"text": "short"}\n'
+    path = write(tmp_path / "a.jsonl", line + b"x" * 100 + b"\n" + line)
+    skipped = Skipped()
+    assert list(read(path, None, skipped, 0.5)) == ["short", "short"]
+    assert skipped == Skipped(0, 1, "line 2: more than 40 bytes: split it")
+    file = File(str(path), path.name, path.stat().st_size, "")
+    half = Section(file, 40, file.size, Rows("text", 0.5))
+    assert list(half.read(Skipped())) == ["short"]
+
+
+LAYOUTS: dict[str, tuple[list[dict[str, object]], str | None]] = {
+    "the first row lacks it": (
+        [{"context": "see also"}, *[{"text": "a", "context": "Wikipedia"}] * 40],
+        "text",
+    ),
+    "capitals": ([{"Text": "a", "Content": "b"}] * 9, "text"),
+    "capitals of a rare name": ([{"Raw_Content": "a", "id": 1}] * 9, "raw_content"),
+    "empty or null": ([{"text": "", "content": "a"}, {"text": None, "content": "a"}], "content"),
+    "numbers": ([{"text": 7, "content": "a"}] * 5, "content"),
+    "a few rows have another": ([{"content": "a"}] * 9 + [{"body": "b"}], "content"),
+    "few rows have any": ([{"title": "a"}] * 9 + [{"passage": "b"}], "passage"),
+    "none": ([{"words": "a"}] * 9, None),
+    "several": ([{"content": "a", "body": "b"}] * 9, "several"),
+    "two halves": ([{"content": "a"}] * 5 + [{"body": "b"}] * 5, "several"),
+    "two spellings": ([{"content": "a", "Content": "b"}] * 5, "several"),
+}
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".json.gz", ".parquet"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_field_is_the_one_that_most_rows_have(tmp_path: Path, layout: str, kind: str) -> None:
+    """By the same rule in all kinds of files."""
+    every, wanted = LAYOUTS[layout]
+    path = tmp_path / f"a{kind}"
+    if kind == ".parquet":
+        if layout == "numbers":
+            every = [row | {"text": 7} for row in every]
+        pq.write_table(pa.Table.from_pylist(every, _schema(every)), path)
+    else:
+        data = "\n".join(map(json.dumps, every)).encode()
+        path.write_bytes(gzip.compress(data) if kind == ".json.gz" else data)
+    file = File(str(path), path.name, path.stat().st_size, "")
+    if wanted == "several":
+        with pytest.raises(InputError, match=r"several fields may have the text.*: set --f to the"):
+            rows.choose([file], "name", "--f")
+        return
+    got = rows.choose([file], "name", "--f")
+    assert (got.name if got else None) == wanted
+    if got and got.has == got.of:
+        section = Section(file, 0, file.size, Rows(got.name))
+        assert len(list(section.read(Skipped()))) == len(every)
+
+
+def _schema(every: list[dict[str, object]]) -> pa.Schema:
+    names = dict.fromkeys(name for row in every for name in row)
+    kinds = {name: pa.int64() for row in every for name in row if isinstance(row[name], int)}
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+
+
+def test_the_field_is_one_for_a_source(tmp_path: Path) -> None:
+    """Weighted by size, from several places of a file, whatever a section or a small file has."""
+    first = b"".join(b'{"context": "meta %d"}\n' % n for n in range(100))
+    later = b"".join(b'{"text": "a text %d", "context": "meta"}\n' % n for n in range(40_000))
+    large = write(tmp_path / "a.jsonl", first + later)
+    small = objects(tmp_path / "b.jsonl", *[{"content": "b"}] * 90)
+    files = find(str(tmp_path))
+    chosen = rows.choose(files, "name", "--f")
+    assert chosen is not None
+    assert chosen.name == "text"
+    assert chosen.of > 64 + 90
+    file, half = files[0], files[0].size // 2
+    parts = [Section(file, a, b, Rows("text")) for a, b in ((0, half), (half, file.size))]
+    got = [text for part in parts for text in part.read(Skipped())]
+    assert got == [f"a text {number}" for number in range(40_000)]
+    assert documents.texts(large, None) == got
+    assert documents.texts(small, None) == ["b"] * 90
+
+
+def test_rows_of_any_spelling_are_read(tmp_path: Path) -> None:
+    path = objects(tmp_path / "a.jsonl", {"Text": "a"}, {"text": "b"}, {"TEXT": "c", "x": "d"})
+    assert list(read(path, None)) == ["a", "b", "c"]
+    assert list(read(path, "text")) == ["a", "b", "c"]
+    assert list(read(parquet(tmp_path / "b.parquet", TEXT=["a"]), "text")) == ["a"]

@@ -87,3 +87,9 @@ def test_only_network_errors_are_reported_as_such(
         with pytest.raises(kind, match=message) as raised:
             ask()
         assert ("cannot be reached" in message) == ("cannot be reached" in str(raised.value))
+
+
+def test_only_data_is_chosen_without_a_card() -> None:
+    data = ["a.jsonl", "b.jsonl.zst", "c.json.gz"]
+    files = [*data, "README.txt", "LICENSE.txt", "requirements.txt", "README.md", "d.json"]
+    assert hub_datasets._chosen(files, {}, "n", "", "train", "hf:n") == data

@@ -19,7 +19,7 @@ from jaxtrain.data.text.streams import Streams
 from jaxtrain.errors import InputError
 
 TRAINED = byte_level.train(["a few words"], 300)
-RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300, None)
+RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300)
 WINDOWS = Rule(7, None)
 TEXTS = [f"{' '.join(random.Random(n).choices('abcdef', k=n % 9))} text {n}" for n in range(300)]
 
@@ -35,7 +35,7 @@ def made(
         (folder / f"{number}.jsonl").write_text(rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "GROUP_BYTES", group_bytes)
-        plan = shards.plan(documents.find(str(folder), "", root, silent))
+        plan = shards.plan(documents.find(str(folder), "", root, silent), documents.Rows("text"))
     assert shards.prepare(plan, recipe, root, silent, engine=engines.Threads(1))
     return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
 
@@ -185,7 +185,7 @@ def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: i
 def test_packed_sequences_cover_a_stream_with_holes(tmp_path: Path, group_bytes: int) -> None:
     """As if the documents that validate had never been there."""
     trained = tokenizer.train(TEXTS, 60).to_str()
-    recipe = Recipe(trained, "", "sentences", (specials.SEP,), 60, None)
+    recipe = Recipe(trained, "", "sentences", (specials.SEP,), 60)
     parts = made(tmp_path, "in", TEXTS, group_bytes, recipe)
     validating = corpus(made(tmp_path, "val", TEXTS[::4], recipe=recipe), "val")
     rule = Rule(12, specials.SEP)
@@ -210,3 +210,33 @@ def test_packed_sequences_cover_a_stream_with_holes(tmp_path: Path, group_bytes:
             [streams.read(0, *streams.span(n)).tolist() for n in range(train["examples"])]
         )
     assert sequences[0] == sequences[1]
+
+
+@pytest.mark.parametrize(
+    ("documents", "megabytes", "val_documents", "share"),
+    [
+        (100, 0.1, None, 0.1),
+        (20_000, 80, None, 0.1),
+        (25_000, 101, None, 0.05),
+        (250_000, 1000, None, 0.00625),  # web pages
+        (62_500, 1000, None, 0.00625),  # parts of books
+        (10**9, 4e6, None, 0.1 / 2**13),
+        (100, 0.1, 5, 0.05),
+        (10**6, 4000, 2000, 0.003125),
+        (10**6, 4000, 10**6, 0.1),
+    ],
+)
+def test_how_much_validates_follows_from_the_text(
+    documents: int, megabytes: float, val_documents: int | None, share: float
+) -> None:
+    assert layout.held_out(documents, int(megabytes * 1e6), val_documents) == share
+    assert layout.held_out(0, 0, val_documents) == 0.1
+
+
+def test_a_growing_text_moves_documents_only_to_training() -> None:
+    shares = [layout.held_out(n, 4000 * n, None) for n in range(1000, 10**8, 99_991)]
+    assert shares == sorted(shares, reverse=True)
+    assert len({*shares}) < 14
+    for n, share in zip(range(1000, 10**8, 99_991), shares, strict=True):
+        assert share * 4000 * n >= 5_000_000 or share == 0.1
+        assert share <= 0.01 or 4000 * n < 10**9

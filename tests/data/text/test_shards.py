@@ -20,11 +20,12 @@ from data.text.small_text import silent
 
 from jaxtrain.data import engines, jobs
 from jaxtrain.data.text import documents, encoding, shards, specials, tokenizer
-from jaxtrain.data.text.documents import File, Section
+from jaxtrain.data.text.documents import File, Rows, Section, Skipped
 from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
 from jaxtrain.errors import InputError
 from jaxtrain.storage import disks
 
+ROWS = Rows("text")
 HERE = engines.Threads(1)
 
 
@@ -57,7 +58,7 @@ def found(folder: Path) -> list[File]:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     trained = tokenizer.train([text(seed) for seed in range(50)], 120)
-    return Recipe(trained.to_str(), "tokenizer.json", "sentences", (specials.SEP,), 120, None)
+    return Recipe(trained.to_str(), "tokenizer.json", "sentences", (specials.SEP,), 120)
 
 
 def prepared(plan: list[Shard], recipe: Recipe, root: Path, **how: Any) -> list[Made]:
@@ -82,8 +83,8 @@ def test_groups_depend_only_on_names_and_sizes_and_change_little() -> None:
     rng = random.Random(0)
     files = [file(f"{n}.txt", rng.randrange(1, 40_000_000)) for n in range(400)]
     files += [file(f"large-{n}.jsonl", rng.randrange(2**28, 2**30)) for n in range(3)]
-    plan = shards.plan(files)
-    assert shards.plan(rng.sample(files, len(files))) == plan
+    plan = shards.plan(files, ROWS)
+    assert shards.plan(rng.sample(files, len(files)), ROWS) == plan
     sections = [section for shard in plan for section in shard.sections]
     covered = Counter[str]()
     for section in sections:
@@ -92,23 +93,27 @@ def test_groups_depend_only_on_names_and_sizes_and_change_little() -> None:
     assert all(shard.size <= shards.GROUP_BYTES for shard in plan)
     assert len(plan) < 4 * sum(one.size for one in files) / shards.GROUP_BYTES
     for _ in range(50):
-        more = shards.plan([*files, file(f"new-{rng.random()}", rng.randrange(1, 40_000_000))])
+        more = shards.plan(
+            [*files, file(f"new-{rng.random()}", rng.randrange(1, 40_000_000))], ROWS
+        )
         assert 1 <= len(set(more) - set(plan)) <= 3
         assert len(set(plan) - set(more)) <= 1
 
 
 def test_equal_names_and_large_files_do_not_divide_without_end() -> None:
     one, two = file("a.txt", 2**27), file("b.txt", 2**28)
-    assert {shard.sections for shard in shards.plan([one, two])} == {
-        (Section(one, 0, 2**27),),
-        (Section(two, 0, 2**28),),
+    assert {shard.sections for shard in shards.plan([one, two], ROWS)} == {
+        (Section(one, 0, 2**27, ROWS),),
+        (Section(two, 0, 2**28, ROWS),),
     }
-    (empty,) = shards.plan([file("empty.txt", 0)])
+    packed = file("c.jsonl.gz", 2**30)  # a stream, whose documents are found only in order
+    assert shards.plan([packed], ROWS) == [Shard((Section(packed, 0, 2**30, ROWS),))]
+    (empty,) = shards.plan([file("empty.txt", 0)], ROWS)
     assert empty.size == 0
 
 
 def read(section: Section) -> list[str]:
-    return list(section.read(None, Counter()))
+    return list(section.read(Skipped()))
 
 
 @pytest.mark.parametrize("size", [7, 100, 1000, 10_000])
@@ -126,13 +131,13 @@ def test_ranges_of_a_file_have_each_document_once(
     )
     for path in sorted(tmp_path.iterdir()):
         (whole,) = (one for one in found(tmp_path) if one.name == path.name)
-        pieces = [section for shard in shards.plan([whole]) for section in shard.sections]
+        pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.sections]
         assert len(pieces) == -(-whole.size // size)
         assert [row for piece in pieces for row in read(piece)] == rows
     for name, break_ in (("d.txt", "\n\n"), ("e.txt", "\r\n \r\n"), ("f.md", "\n"), ("g.txt", "")):
         (tmp_path / name).write_bytes(break_.join(rows).encode())
         (whole,) = (one for one in found(tmp_path) if one.name == name)
-        pieces = [section for shard in shards.plan([whole]) for section in shard.sections]
+        pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.sections]
         parts = ["".join(read(piece)) for piece in pieces]
         joined = break_.join(rows).replace("\r\n", "\n").replace(" ", "").replace("\n", "")
         assert "".join(parts).replace(" ", "").replace("\n", "") == joined
@@ -144,7 +149,7 @@ def test_ranges_of_a_file_have_each_document_once(
 def test_a_shard_has_the_tokens_of_every_document_in_the_order_of_digests(
     tmp_path: Path, recipe: Recipe
 ) -> None:
-    (shard,) = shards.plan(found(make(tmp_path / "in")))
+    (shard,) = shards.plan(found(make(tmp_path / "in")), ROWS)
     (made,) = prepared([shard], recipe, tmp_path / "cache")
     words = tokenizers.Tokenizer.from_str(recipe.tokenizer)
     words.encode_special_tokens = True
@@ -179,7 +184,7 @@ def test_chunks_processes_and_parts_do_not_change_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
 ) -> None:
     monkeypatch.setattr(shards, "GROUP_BYTES", 10_000)
-    plan = shards.plan(found(make(tmp_path / "in", files=6)))
+    plan = shards.plan(found(make(tmp_path / "in", files=6)), ROWS)
     assert len(plan) > 3
     prepared(plan, recipe, tmp_path / "one")
     expected = contents(tmp_path / "one")
@@ -205,9 +210,9 @@ def test_a_shard_is_made_once_until_its_files_change(
     monkeypatch.setattr(shards, "GROUP_BYTES", 20_000)
     folder, root = make(tmp_path / "in", files=12), tmp_path / "cache"
 
-    def fresh(recipe: Recipe = recipe) -> int:
+    def fresh(recipe: Recipe = recipe, rows: Rows = ROWS) -> int:
         before = set(root.glob("shard-*"))
-        plan = shards.plan(found(folder))
+        plan = shards.plan(found(folder), rows)
         prepared(plan, recipe, root)
         assert len({shard.folder(recipe) for shard in plan}) == len(plan)
         return len(set(root.glob("shard-*")) - before)
@@ -223,20 +228,20 @@ def test_a_shard_is_made_once_until_its_files_change(
         (folder / name).write_text(json.dumps({"text": name}))
         assert 1 <= fresh() <= 3
         assert fresh() == 0
-    other = Recipe(recipe.tokenizer, "elsewhere", "sentences", (specials.SEP,), 120, None)
+    other = Recipe(recipe.tokenizer, "elsewhere", "sentences", (specials.SEP,), 120)
     assert fresh(other) == 0
-    assert fresh(Recipe(recipe.tokenizer, "", "sentences", (specials.SEP,), 120, "text")) > 4
+    assert fresh(rows=Rows("body")) > 4
 
 
 def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> None:
     folder = make(tmp_path / "in", files=3)
-    (clean,) = prepared(shards.plan(found(folder)), recipe, tmp_path / "clean")
+    (clean,) = prepared(shards.plan(found(folder), ROWS), recipe, tmp_path / "clean")
     (folder / "00.jsonl").write_text('{"text": "good at first"}\n{"text": ')
     (folder / "a.txt").write_bytes(b"good at first " * 2000 + b"\xff")
     (folder / "b.parquet").write_bytes(b"PAR1")
     (folder / "c.jsonl").write_text('{"text": "It is."}\n{"text": null}\n\n{"text": " "}')
     (folder / "d.txt").symlink_to("/dev/zero")
-    (shard,) = shards.plan(found(folder))
+    (shard,) = shards.plan(found(folder), ROWS)
     (made,) = prepared([shard], recipe, tmp_path / "cache")
     assert {name: reason[:14] for name, reason in made.bad.items()} == {
         "00.jsonl": "line 2: not JS",
@@ -251,7 +256,7 @@ def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> Non
 
 def test_a_file_that_changes_meanwhile_stops_the_command(tmp_path: Path, recipe: Recipe) -> None:
     folder = make(tmp_path / "in")
-    plan = shards.plan(found(folder))
+    plan = shards.plan(found(folder), ROWS)
     (folder / "2.jsonl").write_text(json.dumps({"text": "more"}))
     with pytest.raises(InputError, match=r"2.jsonl changed while it was being read: start again"):
         prepared(plan, recipe, tmp_path / "cache")
@@ -262,7 +267,7 @@ def test_an_outage_of_the_disk_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
 ) -> None:
     """In the middle of a file, of which documents have been written."""
-    plan = shards.plan(found(make(tmp_path / "in")))
+    plan = shards.plan(found(make(tmp_path / "in")), ROWS)
     prepared(plan, recipe, tmp_path / "calm")
     read, tries = Section.read, []
 
@@ -282,7 +287,7 @@ def test_an_outage_of_the_disk_is_waited_for(
 
 
 def test_a_worker_that_is_killed_is_reported_with_its_files(tmp_path: Path, recipe: Recipe) -> None:
-    plan = shards.plan(found(make(tmp_path / "in")))
+    plan = shards.plan(found(make(tmp_path / "in")), ROWS)
 
     class Kills:
         where = "nowhere"
@@ -296,5 +301,5 @@ def test_a_worker_that_is_killed_is_reported_with_its_files(tmp_path: Path, reci
 
 def test_large_vocabularies_use_wider_ids(recipe: Recipe) -> None:
     for ids, width in ((2**16, 2), (2**16 + 1, 4)):
-        wide = Recipe(recipe.tokenizer, "", "sentences", (specials.SEP,), ids, None)
+        wide = Recipe(recipe.tokenizer, "", "sentences", (specials.SEP,), ids)
         assert wide.dtype.itemsize == width

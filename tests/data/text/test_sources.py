@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pickle
 import random
 from pathlib import Path
@@ -22,7 +23,8 @@ from data.text.small_text import (
 
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
-from jaxtrain.data.text import Causal, Masked, specials, vocabulary
+from jaxtrain.data.text import Causal, Masked, layout, specials, vocabulary
+from jaxtrain.data.text import rows as text_rows
 from jaxtrain.data.text import shards as text_shards
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.data.text.sources import Text
@@ -199,7 +201,7 @@ def test_named_splits_train_on_train_only(tmp_path: Path) -> None:
     folder = _texts(tmp_path / "d", train_txt="aa", valid_txt="bb", test_txt="cc")
     train, val, lines = _documents(_config(folder))
     assert (train, val) == (["aa"], ["bb"])
-    assert any("1 of 3 files validate: valid.txt" in line for line in lines)
+    assert any("1 of 3 files train, and 1 validate, by words in their names" in x for x in lines)
     assert any("1 of 3 files are not used" in line and "test.txt" in line for line in lines)
     # Without text for validation, a part of the text for training validates, never the test set.
     rows = [json.dumps({"text": f"text {number}"}) for number in range(20)]
@@ -248,16 +250,17 @@ def test_another_val_path_trains_the_same_tokenizer_and_tokenizes_nothing_again(
         assert kept[0] == kept[1] == kept[2]
 
 
-@pytest.mark.parametrize("train_split", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
 def test_a_tokenizer_is_not_trained_on_a_document_that_validates(
-    tmp_path: Path, train_split: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     """Each document has a letter of its own, which a tokenizer learns from repetitions."""
     letters = "абвгдежз"
     rows = [json.dumps({"text": f"{letter * 8} {letter * 8}"}) for letter in letters]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(rows))
-    config = _config(str(path), train_split=train_split)
+    monkeypatch.setattr(layout, "LARGEST_HELD_OUT", share)
+    config = _config(str(path))
     train, val, _ = _documents(config)
     assert train
     assert val
@@ -366,3 +369,58 @@ def test_text_without_a_token_to_predict_is_refused(tmp_path: Path) -> None:
     assert refused(path="known", val_path="short") == (
         "no sequence of the val split has a token to predict: its texts are too short; add text"
     )
+
+
+def test_the_field_of_each_source_is_printed_and_found_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, field in (("a", "content"), ("b", "Text")):
+        rows = [json.dumps({field: f"{name} {number}", "context": "no"}) for number in range(30)]
+        if name == "a":
+            rows = [row.replace(', "context": "no"', "") for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    config = _config(str(tmp_path / "a.jsonl"), more_paths=(str(tmp_path / "b.jsonl"),))
+    train, val, lines = _documents(config)
+    assert sorted(train + val) == sorted(f"{name} {n}" for name in "ab" for n in range(30))
+    wanted = [
+        f"--data.path {tmp_path}/a.jsonl: the text is in the field 'content', which 30 of the 30 "
+        "rows have that were read to choose it",
+        f"--data.more_paths {tmp_path}/b.jsonl: the text is in the field 'text', which 30 of the "
+        "30 rows have that were read to choose it",
+    ]
+    assert [line for line in lines if "the text is in" in line] == wanted
+    monkeypatch.setattr(text_rows, "choose", None)  # the cache has it
+    assert [line for line in _documents(config)[2] if "the text is in" in line] == wanted
+
+
+def test_how_many_documents_validate_is_printed_and_a_field(tmp_path: Path) -> None:
+    """It is one fraction for all sources, and a part of the fingerprint."""
+    for name in "ab":
+        rows = [json.dumps({"text": f"{name} {number}"}) for number in range(400)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    config = _config(str(tmp_path / "a.jsonl"), more_paths=(str(tmp_path / "b.jsonl"),))
+    _, val, lines = _documents(config)
+    assert any(line.startswith("10% of 800 documents (0.0 MB) validate") for line in lines)
+    assert 50 < len(val) < 110
+    few = dataclasses.replace(config, val_documents=10)
+    _, fewer, lines = _documents(few)
+    assert any(line.startswith("1.25% of 800 documents") for line in lines)
+    assert {*fewer} < {*val}
+    assert 5 <= len(fewer) <= 20
+    prints = {
+        one.open(Model(vocab_size=300), seed=0, say=silent).val.fingerprint for one in (config, few)
+    }
+    assert len(prints) == 2
+
+
+def test_equal_names_sizes_and_times_are_not_equal_text(tmp_path: Path) -> None:
+    """As in images, zip files and Nix, where times mean nothing."""
+    for version, word in (("v1", "one"), ("v2", "two")):
+        (tmp_path / version).mkdir()
+        for number in range(30):
+            path = tmp_path / version / f"{number}.txt"
+            path.write_text(f"Text {number} of {word}.")
+            os.utime(path, ns=(1, 1))
+    for version, word in (("v1", "one"), ("v2", "two")):
+        train, val, _ = _documents(_config(str(tmp_path / version)))
+        assert all(text.endswith(f"of {word}.") for text in train + val)

@@ -3,7 +3,6 @@
 import functools
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from jaxtrain.storage.bucket import Bucket, Unavailable
 URL = "s3://texts/corpus"
 CACHE = "s3://bucket/cache"
 HERE = engines.Threads(1)
+ROWS = documents.Rows("text")
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_tokens_are_those_of_local_files(
     assert (path, "not UTF-8" in reason) == (f"{URL}/broken.txt", True)
     assert any("skipped 1 of 5 files, which are of other kinds: 1 .rst" in line for line in said)
     (file,) = documents.find(f"{URL}/2.jsonl", "--data.path", tmp_path, silent)
-    section = documents.Section(file, 0, file.size)
+    section = documents.Section(file, 0, file.size, ROWS)
     (here,) = documents.find(str(texts / "2.jsonl"), "--data.path", tmp_path, silent)
-    same = documents.Section(here, 0, here.size)
-    assert list(section.read(None, Counter())) == list(same.read(None, Counter()))
+    same = documents.Section(here, 0, here.size, ROWS)
+    assert list(section.read(documents.Skipped())) == list(same.read(documents.Skipped()))
 
 
 def test_a_parquet_file_in_a_bucket_is_read_in_parts(
@@ -99,8 +99,8 @@ def test_a_parquet_file_in_a_bucket_is_read_in_parts(
     monkeypatch.setattr(documents, "_OBJECT_BYTES", 256)
     (file,) = documents.find(f"{URL}/a.parquet", "--data.path", tmp_path, silent)
     size, half = file.size, file.size // 2
-    parts = [documents.Section(file, 0, half), documents.Section(file, half, size)]
-    read = [list(part.read(None, Counter())) for part in parts]
+    parts = [documents.Section(file, 0, half, ROWS), documents.Section(file, half, size, ROWS)]
+    read = [list(part.read(documents.Skipped())) for part in parts]
     assert all(read)
     assert [row for part in read for row in part] == rows
 
@@ -114,7 +114,7 @@ def test_a_changed_object_is_read_again(texts: Path, stored: Bucket, tmp_path: P
     files = documents.find(URL, "--data.path", tmp_path, silent)
     stored.put("corpus/1.txt", b"More words. " * 40)
     with pytest.raises(Unavailable, match=r"corpus/1.txt changed while it was read: start again"):
-        list(documents.Section(files[0], 0, files[0].size).read(None, Counter()))
+        list(documents.Section(files[0], 0, files[0].size, ROWS).read(documents.Skipped()))
 
 
 def test_another_machine_fetches_what_the_bucket_has(

@@ -67,8 +67,9 @@ def test_the_content_is_that_of_the_files_in_any_order_and_place(tmp_path: Path)
     content = stored(tmp_path, ENTRIES).content
     moved = [dataclasses.replace(one, path=f"/new{one.path}", mtime_ns=0) for one in ENTRIES]
     assert stored(tmp_path, moved[::-1]).content == content
-    larger = [dataclasses.replace(ENTRIES[0], size=1), *ENTRIES[1:]]
-    assert stored(tmp_path, larger).content != content
+    for change in ({"size": 1}, {"ends": "other"}):
+        changed = [dataclasses.replace(ENTRIES[0], **change), *ENTRIES[1:]]  # type: ignore[arg-type]
+        assert stored(tmp_path, changed).content != content
 
 
 def clips(folder: Path, number: int, **settings: Any) -> Clips:

@@ -1,5 +1,6 @@
 """A teacher's latents are computed for the windows of training, and found or reported missing."""
 
+import dataclasses
 import errno
 import math
 import os
@@ -16,6 +17,8 @@ from obstore.store import LocalStore
 
 from jaxtrain.data import bucket_folders, cache, engines, jobs
 from jaxtrain.data.video import encode_latents, latents
+from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video.packets import Keyframe, Scan
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket
@@ -103,6 +106,15 @@ def test_latents_come_with_their_clips(data: Path, tmp_path: Path) -> None:
     assert sources.train.fingerprint != plain.train.fingerprint
     named = _open(data, tmp_path, TAUGHT, teacher="means-0123")
     assert named.train.fingerprint == sources.train.fingerprint
+
+
+def test_videos_of_equal_names_sizes_and_lengths_have_latents_of_their_own(tmp_path: Path) -> None:
+    target = latents.store(tmp_path, MODEL, "teacher", None)
+    scan = Scan(0, 9, 96, 64, 0, False, 0, (), 1.0, 25.0, (Keyframe(0, 0),))
+    one = Entry(name="a.mp4", path="/v1/a.mp4", size=9, mtime_ns=1, info=scan, ends="1")
+    moved = dataclasses.replace(one, path="/v2/a.mp4", mtime_ns=2)
+    assert target.name(one) == target.name(moved)
+    assert target.name(one) != target.name(dataclasses.replace(one, ends="2"))
 
 
 @pytest.mark.parametrize(("videos", "threads"), [(1, 1), (12, 5)])

@@ -44,7 +44,7 @@ def test_named_folders_are_followed(made: Made) -> None:
     train, val, lines = chosen([made(name) for name in names])
     assert (train, val) == (set(names[:2]), {"val/dog/0.mp4"})
     assert lines == [
-        "--data.path V: 1 of 5 files validate: val/dog/0.mp4",
+        "--data.path V: 2 of 5 files train, and 1 validate, by words in their names: val/dog/0.mp4",
         "--data.path V: 2 of 5 files are not used, because their names do not say train, "
         "as those of others do: test/cat/0.mp4, x.mp4",
     ]

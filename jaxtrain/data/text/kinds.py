@@ -1,0 +1,101 @@
+"""The kinds of text files, by their names; compressed ones are unpacked while they are read."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from jaxtrain.errors import BadExample, first_line
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+PLAIN = (".txt", ".md")
+PARQUET = ".parquet"
+_JSON_LINES = (".jsonl", ".json")  # .json only if compressed, as C4 has it
+SUFFIXES = (
+    *(*PLAIN, ".jsonl", PARQUET),
+    *(f"{kind}{packed}" for kind in (".txt", *_JSON_LINES) for packed in COMPRESSED),
+)
+SUPPORTED = f".txt, .md, .jsonl, .parquet; .txt, .jsonl, .json also with {', '.join(COMPRESSED)}"
+"""The suffixes, for messages."""
+
+# Files of a repository that describe its data, such as README.md, LICENSE-MIT.txt, README_zh.md.
+_ABOUT = re.compile(
+    r"(read_?me|licen[cs]es?|copying|copyright|notice|third_party_notices|change(s|log)|authors"
+    r"|contribut(ing|ors)|code_of_conduct|citation|security|requirements|data(set)?_?card|datasheet)"
+    r"([-_.].*)?",
+    re.IGNORECASE,
+)
+_MOST_BYTES = 2**28
+"""For the dictionary of a .xz file, which has up to 4 GiB; ``xz -9`` uses 64 MiB. Those of the
+other formats have at most 128 MiB: zstd's library rejects more."""
+_ERRORS = (EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
+
+
+def suffix(name: str) -> str:
+    """Returns the suffix that decides how a file is read, such as ``.jsonl`` or ``.json.gz``."""
+    stem, last = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] + last if last in COMPRESSED else last
+
+
+def packing(name: str) -> str:
+    """Returns which of :data:`COMPRESSED` a file has; "" if it is not compressed."""
+    last = os.path.splitext(name.lower())[1]
+    return last if last in COMPRESSED else ""
+
+
+def is_plain(name: str) -> bool:
+    """Returns whether a file is plain text, without rows."""
+    return suffix(name).removesuffix(packing(name)) in PLAIN
+
+
+def describes(name: str) -> bool:
+    """Returns whether a file most likely describes the others in its folder: a card, a license."""
+    stem, last = os.path.splitext(os.path.basename(name))
+    return last.lower() in PLAIN and _ABOUT.fullmatch(stem) is not None
+
+
+@contextlib.contextmanager
+def unpacked(data: BinaryIO, packing: str, path: str, buffer_bytes: int) -> Iterator[BinaryIO]:
+    """Opens a compressed file as one stream; several parts one after another are one, too.
+
+    Args:
+        data: the file, at its start.
+        packing: one of :data:`COMPRESSED`.
+        path: of the file.
+        buffer_bytes: to unpack at once.
+
+    Raises:
+        BadExample: it is damaged, incomplete, or not compressed; also while the block reads.
+    """
+    try:
+        if packing == ".xz":
+            head = cast(io.BufferedReader, data).peek(buffer_bytes)
+            lzma.LZMADecompressor(memlimit=_MOST_BYTES).decompress(head, 1)
+        with contextlib.closing(_opened(data, packing)) as stream:
+            yield cast(BinaryIO, io.BufferedReader(stream, buffer_bytes))
+    except (*_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
+            raise
+        raise BadExample(path, f"broken {packing}: {first_line(error)}") from error
+
+
+def _opened(data: BinaryIO, packing: str) -> Any:
+    if packing == ".gz":
+        return gzip.GzipFile(fileobj=data)
+    if packing == ".bz2":
+        return bz2.BZ2File(data)
+    if packing == ".xz":
+        return lzma.LZMAFile(data)
+    return zstd.ZstdFile(data)

@@ -1,0 +1,470 @@
+"""Reads the rows of ``.jsonl`` and ``.parquet`` files, and finds the field that has the text.
+
+The field is chosen once for a source, from rows of many of its files: the usual name that most rows
+have, in any case of letters. The rule is the same for both kinds of files.
+"""
+
+import codecs
+import dataclasses
+import importlib.util
+import itertools
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+
+from jaxtrain import versions
+from jaxtrain.data.text import kinds
+from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.storage import disks
+
+MAIN_FIELD = "text"
+"""Has the text if most rows have it, whatever else they have."""
+TEXT_FIELDS = (
+    MAIN_FIELD,
+    "content",
+    "body",
+    "document",
+    "article",
+    "passage",
+    "sentence",
+    "review",
+    "raw_content",
+    "context",
+)
+LONGEST_LINE = 2**26
+"""Bytes of a line of ``.jsonl``: several times the longest books."""
+_ROWS = 256  # of parquet, decoded together
+_CHUNK_BYTES = 1 << 20
+# What a field is chosen from: rows at some places of some files. Of files elsewhere, each is read,
+# and those of the Hub are fetched, so they are few.
+_LOCAL_FILES, _OTHER_FILES = 64, 4
+_PLACES, _ROWS_THERE = 4, 64
+_LARGE_BYTES = 1 << 20  # of a file that is read at several places
+
+
+class RowFile(Protocol):
+    """A file with rows: see :class:`jaxtrain.data.text.documents.File`."""
+
+    @property
+    def path(self) -> str:
+        """Path or URL."""
+
+    @property
+    def name(self) -> str:
+        """Relative name."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine."""
+
+    def content(self) -> AbstractContextManager[BinaryIO]:
+        """Opens the file, unpacked."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """How to read rows: the lines of a ``.jsonl``, or those of a ``.parquet``.
+
+    Attributes:
+        field: the field or column with the text, in any case of letters; None if no row has a usual
+            one. Rows without it, or with null, are skipped, unless most of a file lack it.
+        max_bad_share: largest fraction of rows that cannot be used; they are skipped, too.
+    """
+
+    field: str | None = None
+    max_bad_share: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Skipped:
+    """The rows of a section that are not read.
+
+    Attributes:
+        rows: number of those without text.
+        bad: number of those that cannot be used.
+        first: place and reason of the first of these.
+    """
+
+    rows: int = 0
+    bad: int = 0
+    first: str = ""
+
+
+def require_parquet(name: str) -> None:
+    """Checks that parquet files can be read.
+
+    Raises:
+        InputError: the extra ``parquet`` is not installed.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise InputError(f"{name} requires the package pyarrow: {versions.install('parquet')}")
+
+
+def _trouble(value: Any, field: str | None) -> str:
+    """Returns why a value is not a text; "" if it is one."""
+    if not isinstance(value, str):
+        return f"field {field!r} is not text: {type(value).__name__}"
+    if "\0" in value:
+        return f"field {field!r} has a NUL character: not text"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "an unpaired surrogate"
+    return ""
+
+
+class _BadLine(Exception):
+    """A line that is not a JSON object."""
+
+
+class _Rows:
+    """Counts the rows of a section, and decides whether too many are bad.
+
+    Args:
+        path: of the file.
+        how: to read them.
+        skipped: receives their numbers.
+        things: what a row is called.
+    """
+
+    def __init__(self, path: str, how: Rows, skipped: Skipped, things: str) -> None:
+        self._path, self._share = path, how.max_bad_share
+        self._skipped, self._things = skipped, things
+        self._total = self._bad = 0
+        self._first = ""
+
+    def text(self, where: str, value: Any, field: str | None) -> str | None:
+        """Counts a row; returns its text, or None if it has none or is bad."""
+        if value is not None and (reason := _trouble(value, field)):
+            self.bad(where, reason)
+            return None
+        self._total += 1
+        self._skipped.rows += value is None
+        return cast(str | None, value)
+
+    def bad(self, where: str, reason: str) -> None:
+        """Counts a row that cannot be used."""
+        self._first = self._first or f"{where}: {reason}"
+        self._bad += 1
+        self._total += 1
+
+    def finish(self) -> None:
+        """Reports the skipped rows.
+
+        Raises:
+            BadExample: there are too many.
+        """
+        if self._bad and not self._share:
+            more = f", and {self._bad - 1:,} more" if self._bad > 1 else ""
+            raise BadExample(self._path, f"{self._first}{more}")
+        if self._bad > self._share * self._total:
+            raise BadExample(
+                self._path,
+                f"{self._bad:,} of {self._total:,} {self._things} are bad, more than "
+                f"data.max_bad_share={self._share:g} allows; the first is {self._first}",
+            )
+        self._skipped.bad += self._bad
+        self._skipped.first = self._skipped.first or self._first
+
+
+def _lines(data: BinaryIO, start: int, stop: int) -> Iterator[tuple[str, bytes]]:
+    """Yields the lines that begin in a range, each after its place; a long one is cut."""
+    number = at = 0
+    if start:  # the line that begins before the range belongs to the one before
+        data.seek(start - 1)
+        at = start - 1 + _skip_line(data)
+    while at < stop and (line := data.readline(LONGEST_LINE + 1)):
+        number += 1
+        where = f"the line at byte {at:,}" if start else f"line {number}"
+        first = at == 0
+        at += len(line)
+        if not line.endswith(b"\n"):
+            at += _skip_line(data)
+        yield where, line.removeprefix(codecs.BOM_UTF8) if first else line
+
+
+def _skip_line(data: BinaryIO) -> int:
+    """Reads to the end of a line; returns how many bytes."""
+    size = 0
+    while part := data.readline(_CHUNK_BYTES):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line; None for a blank one.
+
+    Raises:
+        _BadLine: it is not an object.
+    """
+    if len(line) > LONGEST_LINE:
+        raise _BadLine(f"more than {LONGEST_LINE:,} bytes: split it")
+    try:
+        text = line.decode()
+        if not text.strip():
+            return None
+        row = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise _BadLine(f"not UTF-8: {error.reason}") from error
+    except (ValueError, RecursionError) as error:
+        why = first_line(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg} at character {error.pos}"
+        raise _BadLine(f"not JSON ({why}): write one JSON object per line") from error
+    if not isinstance(row, dict):
+        raise _BadLine("not a JSON object")
+    return row
+
+
+def read_jsonl(
+    data: BinaryIO, path: str, start: int, stop: int, how: Rows, skipped: Skipped
+) -> Iterator[str]:
+    """Yields the texts of the lines that begin in a range.
+
+    Args:
+        data: the file, at its start.
+        path: of the file, for messages.
+        start, stop: the range in bytes; a stream is read from 0.
+        how: to read the lines.
+        skipped: counts those that are not read.
+
+    Raises:
+        BadExample: too many lines cannot be used, or most lack the field.
+    """
+    field = how.field
+    rows = _Rows(path, how, skipped, "lines")
+    has = lacks = 0
+    first_without = "", list[str]()
+    for where, line in _lines(data, start, stop):
+        try:
+            row = _parsed(line)
+        except _BadLine as error:
+            rows.bad(where, str(error))
+            continue
+        if row is None:
+            continue
+        key = None if field is None else _spelled(field, row)
+        lacks += key is None
+        has += key is not None
+        if lacks == 1 and key is None:
+            first_without = where, list(row)
+        text = rows.text(where, None if key is None else row[key], key)
+        if text is not None:
+            yield text
+    rows.finish()
+    if lacks > has:
+        where, names = first_without
+        if field is None:
+            raise _no_field(path, where, names)
+        raise BadExample(
+            path,
+            f"{lacks} of {lacks + has} lines have no field {field!r}, such as {where}, which has "
+            f"{_names(names)}: data.text_field names the field with the text",
+        )
+
+
+def _spelled(field: str, names: Collection[str]) -> str | None:
+    """Returns a field as some names spell it; None if it is not among them."""
+    if field in names:
+        return field
+    lower = field.lower()
+    return next((name for name in names if name.lower() == lower), None)
+
+
+def read_parquet(
+    data: BinaryIO, path: str, start: int, stop: int, how: Rows, skipped: Skipped
+) -> Iterator[str]:
+    """Yields the texts of the row groups whose first column begins in the range.
+
+    Args:
+        data, path, start, stop, how, skipped: see :func:`read_jsonl`.
+
+    Raises:
+        BadExample: the file is broken, lacks the column, or too many rows cannot be used.
+    """
+    import pyarrow.parquet  # here, because it is an extra
+
+    rows = _Rows(path, how, skipped, "rows")
+    number, part = 0, f" from byte {start:,}" if start else ""
+    try:
+        with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as file:
+            names = file.schema_arrow.names
+            if how.field is None:
+                raise _no_field(path, "columns", names)
+            field = _spelled(how.field, names)
+            if field is None:
+                raise BadExample(
+                    path,
+                    f"no column {how.field!r}, only {_names(names)}: data.text_field names the "
+                    "column with the text",
+                )
+            kind = file.schema_arrow.field(field).type
+            if not _is_text(kind):
+                raise BadExample(path, f"column {field!r} is not text: {kind}")
+            starts = (
+                file.metadata.row_group(group).column(0).data_page_offset
+                for group in range(file.num_row_groups)
+            )
+            groups = [group for group, at in enumerate(starts) if start <= max(0, at) < stop]
+            for batch in file.iter_batches(_ROWS, row_groups=groups, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    text = rows.text(f"row {number:,}{part}", value, field)
+                    if text is not None:
+                        yield text
+    except (BadExample, InputError, RunAgain):
+        raise
+    except Exception as error:  # a dozen classes of pyarrow, and Python's own
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
+            raise
+        raise BadExample(path, f"broken parquet: {first_line(error)}") from error
+    rows.finish()
+
+
+def _is_text(kind: Any) -> bool:
+    """Returns whether the values of an Arrow type are strings, however they are stored."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):  # pandas and polars write categories so
+        return _is_text(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _no_field(path: str, place: str, names: list[str]) -> BadExample:
+    return BadExample(
+        path,
+        f"{place}: none of the usual text fields among {_names(names)}: data.text_field names the "
+        "one with the text",
+    )
+
+
+def _names(names: list[str]) -> str:
+    shown = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
+    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 8 else "")
+
+
+class Field(NamedTuple):
+    """The field with the text.
+
+    Attributes:
+        name: of the field, in lower case.
+        has: number of rows that have it.
+        of: number of rows that were read to choose it.
+    """
+
+    name: str
+    has: int
+    of: int
+
+
+def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
+    """Chooses the field that has the text.
+
+    It is the earliest of the usual names (:data:`TEXT_FIELDS`) that most rows have, of those rows
+    that have any, weighted by the size of the files.
+
+    Args:
+        files: the files of a source; those without rows do not matter.
+        name: of the source, for messages.
+        flag: the flag that names the field, for messages.
+
+    Returns:
+        The field; None if no row has a usual one.
+
+    Raises:
+        InputError: several fields may have it, or pyarrow is required but not installed.
+        RunAgain: the disk, the bucket or the Hub is unavailable.
+    """
+    with_rows = [file for file in files if not kinds.is_plain(file.name)]
+    if not with_rows:
+        return None
+    most = _LOCAL_FILES if with_rows[0].is_local else _OTHER_FILES
+    chosen = with_rows[:: -(-len(with_rows) // most)]
+    weights, double = defaultdict[str, float](float), defaultdict[str, float](float)
+    rows, looked, total = Counter[str](), 0, 0.0
+    for file in chosen:
+        try:
+            every = list(_fields(file))
+        except BadExample:
+            continue  # reading reports it
+        except OSError as error:
+            trouble = disks.unreadable(file.path, error)
+            if isinstance(trouble, disks.DiskAway):
+                raise trouble from error
+            continue
+        looked += len(every)
+        fields = [of_row for of_row in every if of_row]
+        weight = file.size / max(1, len(fields))
+        for of_row in fields:
+            lower = Counter(field.lower() for field in of_row)
+            rows.update([*lower])
+            total += weight
+            for field, spellings in lower.items():
+                weights[field] += weight
+                double[field] += weight * (spellings > 1)
+    half = total / 2
+    usual = [field for field in TEXT_FIELDS if weights[field] > half]
+    if usual and (usual[0] == MAIN_FIELD or len(usual) == 1) and double[usual[0]] <= half:
+        return Field(usual[0], rows[usual[0]], looked)
+    several = usual or [field for field in TEXT_FIELDS if weights[field]]
+    if not several:
+        return None
+    shown = ", ".join(f"{field} ({rows[field]:,})" for field in several)
+    raise InputError(
+        f"{name}: several fields may have the text: of {looked:,} rows that were read, {shown}: "
+        f"set {flag} to the one to use"
+    )
+
+
+def _fields(file: RowFile) -> Iterator[list[str]]:
+    """Yields the usual fields, as spelled, of rows in several places of a file.
+
+    They have text. Only if none of a row has, others count, so that reading finds what is in them.
+    """
+    with file.content() as data:
+        if kinds.suffix(file.name) == kinds.PARQUET:
+            yield from _parquet_fields(data, file)
+            return
+        starts = [0]
+        if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
+            starts = [file.size * place // _PLACES for place in range(_PLACES)]
+        for start in starts:
+            for _, line in itertools.islice(_lines(data, start, sys.maxsize), _ROWS_THERE):
+                try:
+                    row = _parsed(line)
+                except _BadLine:
+                    continue
+                yield _usual(row or {})
+
+
+def _parquet_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as table:
+            names = [name for name in table.schema_arrow.names if name.lower() in TEXT_FIELDS]
+            groups = range(0, table.num_row_groups, max(1, table.num_row_groups // _PLACES))
+            for group in groups:
+                batches = table.iter_batches(_ROWS_THERE, row_groups=[group], columns=names)
+                for batch in itertools.islice(batches, 1 if names else 0):
+                    yield from map(_usual, batch.to_pylist())
+    except (InputError, RunAgain):
+        raise
+    except Exception as error:  # see read_parquet
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise BadExample(file.path, first_line(error)) from error
+
+
+def _usual(row: dict[str, Any]) -> list[str]:
+    names = [name for name in row if name.lower() in TEXT_FIELDS and row[name] not in (None, "")]
+    return [name for name in names if isinstance(row[name], str)] or names
