@@ -30,7 +30,6 @@ TINY = {
 }
 # Matmuls by cuBLASLt, with bias epilogues, instead of XLA's own kernels where those are faster.
 NO_TRITON = "--xla_gpu_enable_triton_gemm=False"
-PIECES = (256, 512)  # tokens of a sequence in a piece of the loss; the config's is timed first
 
 
 def main() -> None:
@@ -46,10 +45,6 @@ def main() -> None:
         beside(one, flags, table, what)
         name, *typed = table[what]
         one.steps(f"{what}, {NO_TRITON}", name, typed, xla_flags=NO_TRITON)
-    name, *typed = table["gpt of depth 12, AdamW"]
-    for piece in PIECES:
-        change = ("--model.loss_piece", str(piece))
-        one.steps(f"gpt of depth 12, AdamW, {' '.join(change)}", name, [*typed, *change])
     for what in ("gpt of depth 12, Muon", "video, 8 clips"):
         beside(one, flags, table, what)
 
