@@ -1,10 +1,12 @@
 """Canaries in real runs: planted faults are noticed, and good runs are silent."""
 
+import dataclasses
 from pathlib import Path
 
 import program
 import pytest
 
+from jaxtrain import config
 from jaxtrain.config import files
 
 pytestmark = pytest.mark.long
@@ -114,7 +116,22 @@ def trained_tiny(folder: Path, cache: str, name: str, fault: str = "", *more: ob
     return printed
 
 
-@pytest.mark.parametrize("name", files.names())
+def kinds() -> list[str]:
+    """Returns the first config of each combination of model, optimizer, schedule and sections."""
+    first: dict[tuple[object, ...], str] = {}
+    for name in files.names():
+        run = config.named(name)
+        sections = [
+            (type(owner), field.name)
+            for owner in (run.model, run.optim)
+            for field in dataclasses.fields(owner)
+            if dataclasses.is_dataclass(getattr(owner, field.name))
+        ]
+        first.setdefault((type(run.model), run.optim.schedule, *sections), name)
+    return list(first.values())
+
+
+@pytest.mark.parametrize("name", kinds())
 def test_a_good_run_is_silent(name: str, tmp_path: Path, cache: str) -> None:
     printed = trained_tiny(tmp_path, cache, name)
     assert "warning" not in printed
