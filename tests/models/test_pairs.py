@@ -32,9 +32,12 @@ def close(left: Any, right: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), left, right)
 
 
-@pytest.mark.parametrize("remat", ["none", "ends", "block"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("remat", ["none", "ends"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_pairs_compute_what_two_convolutions_do(stride: int, remat: blocks.VideoRemat) -> None:
+def test_pairs_compute_what_two_convolutions_do(
+    stride: int, remat: blocks.VideoRemat, platform: str
+) -> None:
     """Also if only the frames or only the pair is trained."""
     x, weights = normal(0, 2, 3, 4, 6, 3), pair(3, 4, 2)
     pull = normal(5, 2, 3, 4 // stride, 6 // stride, 2)
@@ -51,7 +54,8 @@ def test_pairs_compute_what_two_convolutions_do(stride: int, remat: blocks.Video
             found = apply(x, weights)
             return (found * pull).sum(), found
 
-        return jax.jit(jax.value_and_grad(loss, trained, has_aux=True))(x, weights)
+        with per_device.tracing(platform=platform):
+            return jax.jit(jax.value_and_grad(loss, trained, has_aux=True))(x, weights)
 
     for trained in ((0, 1), 0, 1):
         close(result(by_pair, trained), result(plain, trained))

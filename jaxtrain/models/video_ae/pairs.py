@@ -38,7 +38,7 @@ Fold = Callable[[Any], Pair]
 
 # Channels of a pixel that cuDNN reads and writes together: 16 bytes of bfloat16. XLA pads only the
 # channels of float16. On an H100, convolutions from 6 and to 12 channels at full resolution reached
-# 43 to 225 TFLOP/s, and others 480 (benchmarks/LOG.md).
+# 43 to 225 TFLOP/s, and others 480 (benchmarks/LOG.md). On a CPU, the step of `demo` is 9% slower.
 _UNIT = 8
 
 
@@ -58,13 +58,15 @@ def by_pair(
             another, and the backward pass recomputes a frame's intermediate result just before it
             is needed, so that it exists for only a few frames at a time.
     """
+    apply = _together if remat == "none" or not x_BTHWC.shape[1] else _in_turn
+    if per_device.platform() == "cpu":
+        return apply(x_BTHWC, parts, fold, stride)
     pair = jax.eval_shape(fold, parts)
     if missing := -pair.kernel.shape[2] % _UNIT:
         ones, zeros = (0, 1), (0, missing - 1)
         frames = ((0, 0),) * (x_BTHWC.ndim - 1)
         x_BTHWC = jnp.pad(x_BTHWC, (*frames, ones), constant_values=1)
         x_BTHWC = jnp.pad(x_BTHWC, (*frames, zeros))
-    apply = _together if remat == "none" or not x_BTHWC.shape[1] else _in_turn
     y_BTHWC = apply(x_BTHWC, parts, functools.partial(_padded, fold), stride)
     return y_BTHWC[..., : pair.next_kernel.shape[3]]
 
