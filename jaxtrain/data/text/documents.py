@@ -51,6 +51,7 @@ from jaxtrain.storage.bucket import Bucket, normalized
 SECTION_CHARACTERS = 16_000
 _CHUNK_BYTES = 1 << 20
 _STRICT = Rows()
+_UNREADABLE = "unreadable"
 _AT_ONCE = 16  # files that are looked at together
 _OBJECT_BYTES = 1 << 23  # read together from a bucket
 _LISTED = 5
@@ -236,6 +237,7 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     others = Counter(
         file.suffix or "without a suffix" for file in files if file.suffix not in kinds.SUFFIXES
     )
+    _name_twins(name, known, say)
     if others:
         counts = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
         more = ", ..." if len(others) > _LISTED else ""
@@ -244,6 +246,26 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
             f"{', '.join(counts)}{more}; supported: {kinds.SUPPORTED}"
         )
     return sorted(known, key=lambda file: file.name)
+
+
+def _name_twins(name: str, files: Sequence[File], say: Callable[[str], None]) -> None:
+    """Prints which files are most likely equal to others: their documents are used twice.
+
+    They are never on two sides of a split, which follows from the text of each document.
+    """
+    first, twins = dict[tuple[int, str], str](), dict[str, str]()
+    for file in sorted(files, key=lambda file: file.name):
+        content = file.version.rpartition(" ")[2]
+        if file.size and content and content != _UNREADABLE:
+            other = first.setdefault((file.size, content), file.name)
+            if other != file.name:
+                twins[file.name] = other
+    if twins:
+        shown = splits.listed([f"{copy} = {other}" for copy, other in twins.items()])
+        say(
+            f"warning: {name}: {len(twins):,} of {len(files):,} files have the size and both ends "
+            f"of another, so their text is most likely used twice: {shown}; remove the copies"
+        )
 
 
 def _divided(files: Sequence[File]) -> tuple[list[File], list[str]]:
@@ -265,7 +287,7 @@ def _local(path: Path, name: str) -> File:
         status = path.stat()
     except OSError:
         return File(str(path), name, 0, "0")
-    content = "unreadable"
+    content = _UNREADABLE
     if os.access(path, os.R_OK) and stat.S_ISREG(status.st_mode):
         with contextlib.suppress(OSError):
             content = file_ends.digest(path)

@@ -78,7 +78,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
         "a/h",
         "a/.h.txt",
     ):
-        write(tmp_path / "in" / name, "x")
+        write(tmp_path / "in" / name, name)
     write(tmp_path / "far" / "z.txt", "x")
     (tmp_path / "in/link").symlink_to(tmp_path / "far")
     (tmp_path / "in/a/loop").symlink_to(tmp_path / "in")
@@ -272,7 +272,7 @@ REPOSITORIES: dict[str, tuple[list[str], list[str]]] = {  # all files, those tha
 def test_what_describes_data_of_another_kind_is_not_text(tmp_path: Path, name: str) -> None:
     every, text = REPOSITORIES[name]
     for file in every:
-        write(tmp_path / file, "x")
+        write(tmp_path / file, file)
     said: list[str] = []
     got = {file.name for file in find(str(tmp_path), said.append)}
     assert set(text) <= got
@@ -447,3 +447,16 @@ def test_rows_of_any_spelling_are_read(tmp_path: Path) -> None:
     assert list(read(path, None)) == ["a", "b", "c"]
     assert list(read(path, "text")) == ["a", "b", "c"]
     assert list(read(parquet(tmp_path / "b.parquet", TEXT=["a"]), "text")) == ["a"]
+
+
+def test_copies_under_other_names_are_named(tmp_path: Path) -> None:
+    for name in ("book.txt", "latest.txt", "sub/old.txt"):
+        write(tmp_path / name, "A book. " * 50_000)
+    write(tmp_path / "other.txt", "A book. " * 49_999 + "No book.")
+    write(tmp_path / "empty.txt", "")
+    write(tmp_path / "empty2.txt", "")
+    said: list[str] = []
+    assert len(find(str(tmp_path), said.append)) == 6
+    (line,) = said
+    assert line.startswith(f"warning: --data.path {tmp_path}: 2 of 6 files have the size and both")
+    assert "latest.txt = book.txt, sub/old.txt = book.txt; remove" in line

@@ -424,3 +424,18 @@ def test_equal_names_sizes_and_times_are_not_equal_text(tmp_path: Path) -> None:
     for version, word in (("v1", "one"), ("v2", "two")):
         train, val, _ = _documents(_config(str(tmp_path / version)))
         assert all(text.endswith(f"of {word}.") for text in train + val)
+
+
+def test_a_copy_with_other_white_space_is_on_the_same_side(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(60):
+        text = f"Text {number}\nof a book. " * 9
+        (folder / f"{number}.txt").write_bytes(text.encode())
+        (folder / f"{number}-latest.md").write_bytes(text.replace("\n", "\r\n ").encode() + b"\n")
+        (folder / f"{number}.jsonl").write_text(json.dumps({"text": text.strip()}))
+    train, val, _ = _documents(_config(str(folder)))
+    assert len(train) + len(val) == 180
+    sides = [{" ".join(text.split()) for text in side} for side in (train, val)]
+    assert not sides[0] & sides[1]
+    assert len(val) == 3 * len(sides[1])
