@@ -33,7 +33,8 @@ SUPPORTED = f".txt, .md, .jsonl, .parquet; .txt, .jsonl, .json also with {', '.j
 # Files of a repository that describe its data, such as README.md, LICENSE-MIT.txt, README_zh.md.
 _ABOUT = re.compile(
     r"(read_?me|licen[cs]es?|copying|copyright|notice|third_party_notices|change(s|log)|authors"
-    r"|contribut(ing|ors)|code_of_conduct|citation|security|requirements|data(set)?_?card|datasheet)"
+    r"|contribut(ing|ors)|code_of_conduct|citation|security|requirements|data(set)?_?card|datasheet"
+    r"|(sha\d+|md5)(sums?)?|checksums?)"
     r"([-_.].*)?",
     re.IGNORECASE,
 )

@@ -41,7 +41,8 @@ _CHUNK_BYTES = 1 << 20
 # What a field is chosen from: rows at some places of some files. Of files elsewhere, each is read,
 # and those of the Hub are fetched, so they are few.
 _LOCAL_FILES, _OTHER_FILES = 64, 4
-_PLACES, _ROWS_THERE = 4, 64
+_PLACES, _ROWS_THERE = 8, 64
+_ROWS_FIRST = 2000  # of a small file, or of one that can only be read from its beginning
 _LARGE_BYTES = 1 << 20  # of a file that is read at several places
 
 
@@ -434,11 +435,12 @@ def _fields(file: RowFile) -> Iterator[list[str]]:
         if kinds.suffix(file.name) == kinds.PARQUET:
             yield from _parquet_fields(data, file)
             return
-        starts = [0]
+        starts, most = [0], _ROWS_FIRST
         if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
             starts = [file.size * place // _PLACES for place in range(_PLACES)]
+            most = _ROWS_THERE
         for start in starts:
-            for _, line in itertools.islice(_lines(data, start, sys.maxsize), _ROWS_THERE):
+            for _, line in itertools.islice(_lines(data, start, sys.maxsize), most):
                 try:
                     row = _parsed(line)
                 except _BadLine:
@@ -453,9 +455,10 @@ def _parquet_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
         with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as table:
             names = [name for name in table.schema_arrow.names if name.lower() in TEXT_FIELDS]
             groups = range(0, table.num_row_groups, max(1, table.num_row_groups // _PLACES))
+            parts = -(-_ROWS_FIRST // _ROWS_THERE // max(1, len(groups))) if names else 0
             for group in groups:
                 batches = table.iter_batches(_ROWS_THERE, row_groups=[group], columns=names)
-                for batch in itertools.islice(batches, 1 if names else 0):
+                for batch in itertools.islice(batches, parts):
                     yield from map(_usual, batch.to_pylist())
     except (InputError, RunAgain):
         raise

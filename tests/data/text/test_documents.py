@@ -260,6 +260,7 @@ REPOSITORIES: dict[str, tuple[list[str], list[str]]] = {  # all files, those tha
         ["a.txt.zst", "b.txt.zst"],
     ),
     "books and a card": (["README.md", "LICENSE-MIT.md", "a.txt"], ["a.txt"]),
+    "checksums": (["SHA256SUMS.txt", "md5sum.txt", "a.jsonl.zst"], ["a.jsonl.zst"]),
     "requirements": (["requirements.txt", "a.jsonl", "b.txt.gz"], ["a.jsonl", "b.txt.gz"]),
     "a wiki": (["README.md", "guide/README.md", "guide/use.md"], ["README.md", "guide/README.md"]),
     "topics": (["license.txt", "copyright.txt", "tour.txt"], ["license.txt", "copyright.txt"]),
@@ -377,6 +378,10 @@ def test_a_line_without_an_end_is_one_bad_line(
 LAYOUTS: dict[str, tuple[list[dict[str, object]], str | None]] = {
     "the first row lacks it": (
         [{"context": "see also"}, *[{"text": "a", "context": "Wikipedia"}] * 40],
+        "text",
+    ),
+    "many first rows lack it": (
+        [{"context": "a"}] * 300 + [{"text": "a", "context": "b"}] * 700,
         "text",
     ),
     "capitals": ([{"Text": "a", "Content": "b"}] * 9, "text"),
