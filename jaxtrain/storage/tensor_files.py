@@ -302,12 +302,12 @@ def _read_array(file: BufferedReader, location: ArrayLocation) -> np.ndarray:
 
 
 def _read_pytorch(path: Path) -> Tensors:
+    if instead := stand_ins.of(path):
+        raise InputError(f"{path} is {instead}")
     torch = _torch(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
-        if instead := stand_ins.of(path):
-            raise InputError(f"{path} is {instead}") from error
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
     tensors, taken = _state_dict(path, content), 0
     most = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES
