@@ -248,6 +248,11 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     return sorted(known, key=lambda file: file.name)
 
 
+def is_cut(file: File) -> bool:
+    """Returns whether a file of plain text is most likely cut into several documents."""
+    return kinds.is_plain(file.name) and file.size > 2 * SECTION_CHARACTERS
+
+
 def _name_twins(name: str, files: Sequence[File], say: Callable[[str], None]) -> None:
     """Prints which files are most likely equal to others: their documents are used twice.
 

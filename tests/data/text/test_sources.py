@@ -294,6 +294,15 @@ def test_max_examples_tokenizes_only_as_many_shards_as_it_needs(
     assert few < len(list((tmp_path / "cache/text").glob("shard-*"))) / 3
 
 
+def test_only_long_files_count_as_several_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": f"row {n}"}) for n in range(9)))
+    (tmp_path / "b.txt").write_text("A long book. " * 4000)
+    for name, is_cut in (("a.jsonl", False), ("b.txt", True)):
+        config = _config(str(tmp_path / name))
+        summary = config.open(Model(vocab_size=300), seed=0, say=silent).summary
+        assert ("long files count as several documents" in summary) == is_cut
+
+
 def _random(alphabet: str, *, word: int, words: int = 400) -> str:
     rng = random.Random(0)
     return "\n".join("".join(rng.choices(alphabet, k=word)) for _ in range(words))
