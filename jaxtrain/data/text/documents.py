@@ -116,7 +116,7 @@ class File:
             OSError: the system cannot read it.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
-        if self.path.startswith(hub_datasets.FILE):
+        if self.is_on_hub:
             with open(hub_datasets.fetched(self.path), "rb") as file:
                 yield file
         elif addresses.is_address(self.path):
@@ -133,7 +133,12 @@ class File:
     @property
     def is_local(self) -> bool:
         """Whether it is on a disk of this machine, not in a bucket or on the Hub."""
-        return not self.path.startswith(hub_datasets.FILE) and not addresses.is_address(self.path)
+        return not self.is_on_hub and not addresses.is_address(self.path)
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it is fetched from the Hub."""
+        return self.path.startswith(hub_datasets.FILE)
 
     def changed(self) -> bool:
         """Returns whether a local file has changed since it was found.

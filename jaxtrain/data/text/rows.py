@@ -38,9 +38,9 @@ LONGEST_LINE = 2**26
 """Bytes of a line of ``.jsonl``: several times the longest books."""
 _ROWS = 256  # of parquet, decoded together
 _CHUNK_BYTES = 1 << 20
-# What a field is chosen from: rows at some places of some files. Of files elsewhere, each is read,
-# and those of the Hub are fetched, so they are few.
-_LOCAL_FILES, _OTHER_FILES = 64, 4
+# What a field is chosen from: rows at some places of some files. Of an object in a bucket, some
+# megabytes are read, and a file of the Hub is fetched completely.
+_LOCAL_FILES, _BUCKET_FILES, _HUB_FILES = 64, 16, 2
 _PLACES, _ROWS_THERE = 8, 64
 _ROWS_FIRST = 2000  # of a small file, or of one that can only be read from its beginning
 _LARGE_BYTES = 1 << 20  # of a file that is read at several places
@@ -64,6 +64,10 @@ class RowFile(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether it is on a disk of this machine."""
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it is fetched from the Hub."""
 
     def content(self) -> AbstractContextManager[BinaryIO]:
         """Opens the file, unpacked."""
@@ -388,7 +392,8 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
     with_rows = [file for file in files if not kinds.is_plain(file.name)]
     if not with_rows:
         return None
-    most = _LOCAL_FILES if with_rows[0].is_local else _OTHER_FILES
+    most = _LOCAL_FILES if with_rows[0].is_local else _BUCKET_FILES
+    most = _HUB_FILES if with_rows[0].is_on_hub else most
     chosen = with_rows[:: -(-len(with_rows) // most)]
     weights, double = defaultdict[str, float](float), defaultdict[str, float](float)
     rows, looked, total = Counter[str](), 0, 0.0
