@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -465,3 +466,17 @@ def test_copies_under_other_names_are_named(tmp_path: Path) -> None:
     (line,) = said
     assert line.startswith(f"warning: --data.path {tmp_path}: 2 of 6 files have the size and both")
     assert "latest.txt = book.txt, sub/old.txt = book.txt; remove" in line
+
+
+@pytest.mark.parametrize("packing", kinds.COMPRESSED)
+def test_a_small_file_that_unpacks_to_a_large_one_takes_little_memory(
+    tmp_path: Path, packing: str
+) -> None:
+    path = write(tmp_path / f"a.txt{packing}", COMPRESS[packing](b"a" * 30_000_000))
+    section = read(path, None)
+    tracemalloc.start()
+    try:
+        assert sum(map(len, section)) == 30_000_000
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # 8 MiB of xz
+    finally:
+        tracemalloc.stop()
