@@ -94,18 +94,21 @@ class File:
         """
         packing = kinds.packing(self.name)
         with self.opened() as raw:
-            self._check(raw)
+            head = self._check(raw)
             if not packing:
+                if found := kinds.packing_of(head):
+                    raise BadExample(self.path, f"compressed: add {found} to its name")
                 yield raw
                 return
             with kinds.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
                 self._check(data)
                 yield data
 
-    def _check(self, data: BinaryIO) -> None:
-        head = cast(io.BufferedReader, data).peek(stand_ins.HEAD_BYTES)
-        if reason := stand_ins.reason(head[: stand_ins.HEAD_BYTES]):
+    def _check(self, data: BinaryIO) -> bytes:
+        head = cast(io.BufferedReader, data).peek(stand_ins.HEAD_BYTES)[: stand_ins.HEAD_BYTES]
+        if reason := stand_ins.reason(head):
             raise BadExample(self.path, reason)
+        return head
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:

@@ -318,6 +318,8 @@ def test_damaged_compressed_files_are_bad(tmp_path: Path, packing: str) -> None:
     for content in (data[:-3], data[: len(data) // 2], data[:40] + b"zzzz" + data[44:], b"text"):
         assert reason(write(path, content)).startswith(broken)
     assert not list(read(write(path, COMPRESS[packing](b"")), None))
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        assert reason(write(tmp_path / name, data)) == f"compressed: add {packing} to its name"
 
 
 def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path) -> None:
