@@ -187,7 +187,8 @@ def check(given: Tensors, wanted: Shapes, source: object, cure: str, *, extra: b
         extra: whether arrays that are not wanted are an error.
 
     Raises:
-        InputError: lists the arrays that are missing, extra or misshapen; or they are integers.
+        InputError: lists the arrays that are missing, extra or misshapen; or they are integers, or
+            NaN or Inf.
     """
     tensor_files.check_real({n: given[n] for n in wanted if n in given}, str(source))
     complaints = {

@@ -330,7 +330,8 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 
     Raises:
         OSError: the file cannot be read, or is a folder (IsADirectoryError).
-        ValueError: the file is not a regular file, or too large; the message is a short reason.
+        ValueError: the file is not a regular file, too large, or only stands for another one
+            (:mod:`jaxtrain.storage.stand_ins`); the message is a short reason.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -338,6 +339,8 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         size = max(size, len(content))
         if size > limit_bytes:
             raise ValueError(f"it has {size:,} bytes, and the limit is {limit_bytes:,}")
+        if instead := stand_ins.reason(content[: stand_ins.HEAD_BYTES]):
+            raise ValueError(f"it is {instead}")
         return content
 
 
@@ -353,13 +356,7 @@ def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
         ValueError: the file is not a regular file, too large, not JSON, nested too deeply, or not a
             JSON object; the message is a short reason, such as "it is not JSON".
     """
-    data = read_regular(path, limit_bytes)
-    try:
-        content = parse_json(data)
-    except ValueError:
-        if instead := stand_ins.reason(data[: stand_ins.HEAD_BYTES]):
-            raise ValueError(f"it is {instead}") from None
-        raise
+    content = parse_json(read_regular(path, limit_bytes))
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     return content

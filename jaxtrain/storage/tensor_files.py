@@ -171,16 +171,22 @@ def check_file(path: Path, wanted: str) -> None:
 
 
 def check_real(tensors: Mapping[str, np.ndarray], source: str) -> None:
-    """Checks that weights are not integers, such as quantized weights without their scales.
+    """Checks that weights are finite numbers, and not quantized ones without their scales.
 
     Raises:
-        InputError: they are; the message names the first such array.
+        InputError: an array contains integers, NaN or Inf; the message names the first such array.
     """
     for name, array in tensors.items():
         if array.dtype.kind in "iub":
             raise InputError(
                 f"{source}: {name} contains integers ({array.dtype}), not weights: export the "
                 "weights as float32, bfloat16, or float16"
+            )
+        if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+            count = array.size - np.count_nonzero(finite)
+            raise InputError(
+                f"{source}: {name} contains NaN or Inf ({count:,} of {array.size:,} numbers): pass "
+                "weights from before the training diverged, or download them again"
             )
 
 
@@ -296,12 +302,12 @@ def _read_array(file: BufferedReader, location: ArrayLocation) -> np.ndarray:
 
 
 def _read_pytorch(path: Path) -> Tensors:
+    if instead := stand_ins.of(path):
+        raise InputError(f"{path} is {instead}")
     torch = _torch(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
-        if instead := stand_ins.of(path):
-            raise InputError(f"{path} is {instead}") from error
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
     tensors, taken = _state_dict(path, content), 0
     most = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES

@@ -7,6 +7,7 @@ only tensorboardX's messages and checksums are used.
 
 import json
 import os
+import re
 import socket
 import struct
 import time
@@ -25,6 +26,8 @@ from jaxtrain.telemetry.events import Metrics, Rewound, Sample
 # TensorBoard reads the files of a folder in the order of their names and keeps the first value of a
 # tag. So this file comes first, and a resumed run replaces it.
 _CONFIG = "events.out.tfevents.0000000000.config"
+
+_STAMP = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
@@ -52,7 +55,7 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
 class TensorBoard:
     """Writes metrics, images, and texts of a run as TensorBoard event files; process 0 only.
 
-    Each start of a run adds a file to the same folder.
+    Each start of a run adds a file to the same folder, whose name comes after those before it.
     """
 
     name = "tensorboard"
@@ -60,9 +63,15 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "tensorboard"
-        name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        name = f"{self._stamp():010d}.{socket.gethostname()}.{os.getpid()}"
         self._file = Appended(self._folder / f"events.out.tfevents.{name}")
         self._begun = False
+
+    def _stamp(self) -> int:
+        """Returns a time that is later than those of all files, although the clock may go back."""
+        names = [path.name for path in self._folder.glob("events.out.tfevents.*")]
+        earlier = [int(match[1]) for name in names if (match := _STAMP.match(name))]
+        return max([int(time.time()), *(stamp + 1 for stamp in earlier)])
 
     def handle(self, event: Metrics | Sample | Rewound) -> None:
         """Writes an event; after a rewind, TensorBoard hides the later steps of earlier events.

@@ -105,7 +105,7 @@ def test_too_many_broken_texts_are_refused(
 ) -> None:
     texts = small_text.write(tmp_path / "texts", 2)
     (texts / "latin.txt").write_bytes(b"caf\xe9")
-    (texts / "cut.jsonl").write_text('{"text": "a"}\n{"text": ')
+    (texts / "cut.jsonl").write_text('{"text": "a"}\n{"text": \n{')
     (texts / "empty.txt").touch()
     data = ("--config", "demo_mlm", "--data.path", texts, "--data.cache_dir", tmp_path / "cache")
     refusal = "3 of 5 input files are broken (60.0%), more than data.max_bad_share (10.0%): fix or"

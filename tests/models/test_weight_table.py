@@ -1,6 +1,7 @@
 """Tests that a table of weights converts arrays both ways and names what does not fit."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -101,4 +102,13 @@ def test_everything_that_does_not_fit_is_named() -> None:
 def test_integers_are_refused() -> None:
     theirs = TABLE.outward(drawn(SHAPES)) | {"word": np.zeros((3, 4), np.int8)}
     with pytest.raises(InputError, match="x: word contains integers"):
+        TABLE.inward(theirs, SHAPES, "x", "")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_with_nan_or_inf_are_refused_by_name(value: float) -> None:
+    theirs = TABLE.outward(drawn(SHAPES))
+    theirs["word"] = theirs["word"].copy()
+    theirs["word"].flat[2] = value
+    with pytest.raises(InputError, match=r"x: word contains NaN or Inf \(1 of 12 numbers\)"):
         TABLE.inward(theirs, SHAPES, "x", "")

@@ -52,6 +52,7 @@ def test_text_is_text(head: bytes) -> None:
     ("name", "read"),
     [
         ("model.safetensors", tensor_files.read),
+        ("model.pth", tensor_files.read),  # also where PyTorch is not installed
         ("tokenizer.json", tokenizer_file.read),
         ("config.json", atomic.read_json),
     ],

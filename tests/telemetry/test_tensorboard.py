@@ -1,8 +1,10 @@
 """The config of a run in TensorBoard; test_events.py covers metrics and samples."""
 
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from telemetry import event_log, tensorboard_events
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
@@ -51,3 +53,16 @@ def test_a_changed_config_replaces_the_older_one(tmp_path: Path) -> None:
         (1, "train/loss", 0.5),
         (1, "train/loss", 0.25),
     ]
+
+
+def test_a_later_start_has_a_later_name_although_the_clock_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorboard.write_config(tmp_path / "tensorboard", {})
+    for number, now in enumerate((1_800_000_000, 1_800_000_000, 1_700_000_000, 1_900_000_000)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        sink = tensorboard.TensorBoard(tmp_path)
+        sink.handle(Metrics(step=number, values={"val/a": float(number)}))
+        sink.close()
+    in_order_of_names = tensorboard_events.scalars(tmp_path)
+    assert [value for _, _, value in in_order_of_names] == [0, 1, 2, 3]

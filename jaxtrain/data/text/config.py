@@ -275,8 +275,7 @@ def _facts(prepared: Prepared, facts: Facts, sequence_length: int) -> str:
         f"sequences of {sequence_length}"
         for split in SPLITS
     ]
-    total = sum(_total(facts, split, "documents") for split in SPLITS)
-    cut = ", long files count as several documents" if total > prepared.files else ""
+    cut = ", long files count as several documents" if prepared.cut else ""
     return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
 
 

@@ -51,6 +51,7 @@ from jaxtrain.storage.bucket import Bucket, normalized
 SECTION_CHARACTERS = 16_000
 _CHUNK_BYTES = 1 << 20
 _STRICT = Rows()
+_UNREADABLE = "unreadable"
 _AT_ONCE = 16  # files that are looked at together
 _OBJECT_BYTES = 1 << 23  # read together from a bucket
 _LISTED = 5
@@ -93,18 +94,21 @@ class File:
         """
         packing = kinds.packing(self.name)
         with self.opened() as raw:
-            self._check(raw)
+            head = self._check(raw)
             if not packing:
+                if found := kinds.packing_of(head):
+                    raise BadExample(self.path, f"compressed: add {found} to its name")
                 yield raw
                 return
             with kinds.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
                 self._check(data)
                 yield data
 
-    def _check(self, data: BinaryIO) -> None:
-        head = cast(io.BufferedReader, data).peek(stand_ins.HEAD_BYTES)
-        if reason := stand_ins.reason(head[: stand_ins.HEAD_BYTES]):
+    def _check(self, data: BinaryIO) -> bytes:
+        head = cast(io.BufferedReader, data).peek(stand_ins.HEAD_BYTES)[: stand_ins.HEAD_BYTES]
+        if reason := stand_ins.reason(head):
             raise BadExample(self.path, reason)
+        return head
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
@@ -115,7 +119,7 @@ class File:
             OSError: the system cannot read it.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
-        if self.path.startswith(hub_datasets.FILE):
+        if self.is_on_hub:
             with open(hub_datasets.fetched(self.path), "rb") as file:
                 yield file
         elif addresses.is_address(self.path):
@@ -132,7 +136,12 @@ class File:
     @property
     def is_local(self) -> bool:
         """Whether it is on a disk of this machine, not in a bucket or on the Hub."""
-        return not self.path.startswith(hub_datasets.FILE) and not addresses.is_address(self.path)
+        return not self.is_on_hub and not addresses.is_address(self.path)
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it is fetched from the Hub."""
+        return self.path.startswith(hub_datasets.FILE)
 
     def changed(self) -> bool:
         """Returns whether a local file has changed since it was found.
@@ -236,6 +245,7 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     others = Counter(
         file.suffix or "without a suffix" for file in files if file.suffix not in kinds.SUFFIXES
     )
+    _name_twins(name, known, say)
     if others:
         counts = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
         more = ", ..." if len(others) > _LISTED else ""
@@ -244,6 +254,31 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
             f"{', '.join(counts)}{more}; supported: {kinds.SUPPORTED}"
         )
     return sorted(known, key=lambda file: file.name)
+
+
+def is_cut(file: File) -> bool:
+    """Returns whether a file of plain text is most likely cut into several documents."""
+    return kinds.is_plain(file.name) and file.size > 2 * SECTION_CHARACTERS
+
+
+def _name_twins(name: str, files: Sequence[File], say: Callable[[str], None]) -> None:
+    """Prints which files are most likely equal to others: their documents are used twice.
+
+    They are never on two sides of a split, which follows from the text of each document.
+    """
+    first, twins = dict[tuple[int, str], str](), dict[str, str]()
+    for file in sorted(files, key=lambda file: file.name):
+        content = file.version.rpartition(" ")[2]
+        if file.size and content and content != _UNREADABLE:
+            other = first.setdefault((file.size, content), file.name)
+            if other != file.name:
+                twins[file.name] = other
+    if twins:
+        shown = splits.listed([f"{copy} = {other}" for copy, other in twins.items()])
+        say(
+            f"warning: {name}: {len(twins):,} of {len(files):,} files have the size and both ends "
+            f"of another, so their text is most likely used twice: {shown}; remove the copies"
+        )
 
 
 def _divided(files: Sequence[File]) -> tuple[list[File], list[str]]:
@@ -265,7 +300,7 @@ def _local(path: Path, name: str) -> File:
         status = path.stat()
     except OSError:
         return File(str(path), name, 0, "0")
-    content = "unreadable"
+    content = _UNREADABLE
     if os.access(path, os.R_OK) and stat.S_ISREG(status.st_mode):
         with contextlib.suppress(OSError):
             content = file_ends.digest(path)

@@ -119,7 +119,7 @@ def _repository(
     except Exception as error:  # from several libraries
         if converted and isinstance(error, RevisionNotFoundError):
             raise InputError(
-                f"{text}: the dataset has no {kinds.SUPPORTED} files, and the Hub has not "
+                f"{text}: the dataset has no .parquet, .jsonl, .txt files, and the Hub has not "
                 "converted it to parquet: download it and convert it to one of these"
             ) from error
         _fail(error, name, text)
@@ -165,7 +165,8 @@ def _chosen(
     if not texts:
         return []
     sides = splits.by_name(texts) or ["train"] * len(texts)
-    chosen = [file for file, side in zip(texts, sides, strict=True) if side == _WORDS.get(split)]
+    wanted_side = _WORDS.get(split, split)  # of another split, no file
+    chosen = [file for file, side in zip(texts, sides, strict=True) if side == wanted_side]
     if not chosen:
         has = [word for word, side in _WORDS.items() if side in sides]
         raise InputError(
@@ -224,7 +225,7 @@ def _converted(
     part = [file for file in of_config if file.split("/")[1] == f"partial-{split}"]
     if part:
         raise InputError(
-            f"{text}: the dataset has no {kinds.SUPPORTED} files, and the Hub has converted "
+            f"{text}: the dataset has no .parquet, .jsonl, .txt files, and the Hub has converted "
             f"only the first {sum(sizes[file][0] for file in part) / 1e9:,.1f} GB of the split "
             f"{split} to parquet ({len(part):,} files in partial-{split}): download the dataset "
             "and convert it"

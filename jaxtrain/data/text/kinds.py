@@ -23,6 +23,7 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 PLAIN = (".txt", ".md")
 PARQUET = ".parquet"
 _JSON_LINES = (".jsonl", ".json")  # .json only if compressed, as C4 has it
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\0", ".bz2": b"BZh91AY"}
 SUFFIXES = (
     *(*PLAIN, ".jsonl", PARQUET),
     *(f"{kind}{packed}" for kind in (".txt", *_JSON_LINES) for packed in COMPRESSED),
@@ -33,7 +34,8 @@ SUPPORTED = f".txt, .md, .jsonl, .parquet; .txt, .jsonl, .json also with {', '.j
 # Files of a repository that describe its data, such as README.md, LICENSE-MIT.txt, README_zh.md.
 _ABOUT = re.compile(
     r"(read_?me|licen[cs]es?|copying|copyright|notice|third_party_notices|change(s|log)|authors"
-    r"|contribut(ing|ors)|code_of_conduct|citation|security|requirements|data(set)?_?card|datasheet)"
+    r"|contribut(ing|ors)|code_of_conduct|citation|security|requirements|data(set)?_?card|datasheet"
+    r"|(sha\d+|md5)(sums?)?|checksums?)"
     r"([-_.].*)?",
     re.IGNORECASE,
 )
@@ -53,6 +55,11 @@ def packing(name: str) -> str:
     """Returns which of :data:`COMPRESSED` a file has; "" if it is not compressed."""
     last = os.path.splitext(name.lower())[1]
     return last if last in COMPRESSED else ""
+
+
+def packing_of(head: bytes) -> str:
+    """Returns how content is compressed, by its first bytes; "" if they do not show it."""
+    return next((packing for packing, magic in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def is_plain(name: str) -> bool:

@@ -38,10 +38,11 @@ LONGEST_LINE = 2**26
 """Bytes of a line of ``.jsonl``: several times the longest books."""
 _ROWS = 256  # of parquet, decoded together
 _CHUNK_BYTES = 1 << 20
-# What a field is chosen from: rows at some places of some files. Of files elsewhere, each is read,
-# and those of the Hub are fetched, so they are few.
-_LOCAL_FILES, _OTHER_FILES = 64, 4
-_PLACES, _ROWS_THERE = 4, 64
+# What a field is chosen from: rows at some places of some files. Of an object in a bucket, some
+# megabytes are read, and a file of the Hub is fetched completely.
+_LOCAL_FILES, _BUCKET_FILES, _HUB_FILES = 64, 16, 2
+_PLACES, _ROWS_THERE = 8, 64
+_ROWS_FIRST = 2000  # of a small file, or of one that can only be read from its beginning
 _LARGE_BYTES = 1 << 20  # of a file that is read at several places
 
 
@@ -63,6 +64,10 @@ class RowFile(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether it is on a disk of this machine."""
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it is fetched from the Hub."""
 
     def content(self) -> AbstractContextManager[BinaryIO]:
         """Opens the file, unpacked."""
@@ -387,7 +392,8 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
     with_rows = [file for file in files if not kinds.is_plain(file.name)]
     if not with_rows:
         return None
-    most = _LOCAL_FILES if with_rows[0].is_local else _OTHER_FILES
+    most = _LOCAL_FILES if with_rows[0].is_local else _BUCKET_FILES
+    most = _HUB_FILES if with_rows[0].is_on_hub else most
     chosen = with_rows[:: -(-len(with_rows) // most)]
     weights, double = defaultdict[str, float](float), defaultdict[str, float](float)
     rows, looked, total = Counter[str](), 0, 0.0
@@ -434,11 +440,12 @@ def _fields(file: RowFile) -> Iterator[list[str]]:
         if kinds.suffix(file.name) == kinds.PARQUET:
             yield from _parquet_fields(data, file)
             return
-        starts = [0]
+        starts, most = [0], _ROWS_FIRST
         if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
             starts = [file.size * place // _PLACES for place in range(_PLACES)]
+            most = _ROWS_THERE
         for start in starts:
-            for _, line in itertools.islice(_lines(data, start, sys.maxsize), _ROWS_THERE):
+            for _, line in itertools.islice(_lines(data, start, sys.maxsize), most):
                 try:
                     row = _parsed(line)
                 except _BadLine:
@@ -453,9 +460,10 @@ def _parquet_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
         with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as table:
             names = [name for name in table.schema_arrow.names if name.lower() in TEXT_FIELDS]
             groups = range(0, table.num_row_groups, max(1, table.num_row_groups // _PLACES))
+            parts = -(-_ROWS_FIRST // _ROWS_THERE // max(1, len(groups))) if names else 0
             for group in groups:
                 batches = table.iter_batches(_ROWS_THERE, row_groups=[group], columns=names)
-                for batch in itertools.islice(batches, 1 if names else 0):
+                for batch in itertools.islice(batches, parts):
                     yield from map(_usual, batch.to_pylist())
     except (InputError, RunAgain):
         raise

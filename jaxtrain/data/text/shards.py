@@ -46,7 +46,7 @@ from jaxtrain.storage.atomic import write_whole
 from jaxtrain.terminal import Say
 
 COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, UNKNOWN = range(6)
-"""Of a document: first 8 bytes of the SHA-256 of its text; positions after its last token and its
+"""Of a document: its :func:`digest`; positions after its last token and its
 last sentence; its size in bytes of UTF-8 and in characters; how many of these become [UNK]."""
 GROUP_BYTES = 2**27
 LARGE_BYTES = 2**28  # of a file that is divided
@@ -154,8 +154,11 @@ def _divided(files: list[File], hashes: dict[File, bytes], bit: int) -> Iterator
 
 
 def digest(text: bytes) -> int:
-    """Returns the digest of a document, which decides its side of a split."""
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+    """Returns the digest of a document, which decides its side of a split.
+
+    White space does not matter: a copy with another line end or width is the same document.
+    """
+    return int.from_bytes(hashlib.sha256(b" ".join(text.split())).digest()[:8], "big")
 
 
 def prepare(

@@ -57,6 +57,7 @@ class Prepared:
         tokenizer: path of the ``tokenizer.json``.
         recipe: what the tokens depend on.
         files: number of input files, good and bad.
+        cut: whether some are so long that they are several documents.
         bad: the bad files.
         bucket: has the cache; None if it is on disk.
     """
@@ -66,6 +67,7 @@ class Prepared:
     tokenizer: Path
     recipe: Recipe
     files: int
+    cut: bool
     bad: tuple[BadExample, ...]
     bucket: cache.CacheBucket | None
 
@@ -297,6 +299,7 @@ class Text(DataConfig):
             tokenizer=tokenizer_path,
             recipe=recipe,
             files=total,
+            cut=any(documents.is_cut(file) for source in sources for file in source.files),
             bad=tuple(bad.values()),
             bucket=bucket,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import tokenizers
 
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.storage import atomic, stand_ins
+from jaxtrain.storage import atomic
 
 _PANIC = "PanicException"  # of pyo3_runtime, which cannot be imported
 _MOST_BYTES = 2**30  # the largest known have some 35 MB
@@ -31,8 +31,6 @@ def read(path: Path) -> tokenizers.Tokenizer:
         ) from error
     except ValueError as error:
         raise InputError(f"{path}: not a tokenizer.json: {first_line(error)}") from error
-    if instead := stand_ins.reason(content[: stand_ins.HEAD_BYTES].encode()):
-        raise InputError(f"{path} is {instead}")
     return parsed(content, str(path))
 
 

@@ -1,4 +1,4 @@
-"""Finds the video files at a path, and divides them into training and validation files.
+"""Finds the video files at a path.
 
 A path is a folder (read recursively), one video file, one uncompressed ``.tar`` of videos, a
 pattern of tars (``shards-{000..127}.tar``), or a list of files and tars:

@@ -93,7 +93,9 @@ def test_the_fingerprint_changes_with_the_examples(folder: Path, tmp_path: Path)
         opened(tmp_path / "copy", tmp_path / "two"),
     ]
     *first, changed = [(s.train.fingerprint, s.val.fingerprint) for s in [one, *others]]
-    assert len({print_ for pair in first for print_ in pair}) == 2 * len(first)
+    # The single document that validates may be that of data.max_examples.
+    assert len({train for train, _ in first}) == len(first)
+    assert len({val for _, val in first}) >= len(first) - 1
     # The changed document is in one of the two splits, but the vocabulary may change both.
     assert changed != first[0]
 

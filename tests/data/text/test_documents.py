@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
         "a/h",
         "a/.h.txt",
     ):
-        write(tmp_path / "in" / name, "x")
+        write(tmp_path / "in" / name, name)
     write(tmp_path / "far" / "z.txt", "x")
     (tmp_path / "in/link").symlink_to(tmp_path / "far")
     (tmp_path / "in/a/loop").symlink_to(tmp_path / "in")
@@ -260,6 +261,7 @@ REPOSITORIES: dict[str, tuple[list[str], list[str]]] = {  # all files, those tha
         ["a.txt.zst", "b.txt.zst"],
     ),
     "books and a card": (["README.md", "LICENSE-MIT.md", "a.txt"], ["a.txt"]),
+    "checksums": (["SHA256SUMS.txt", "md5sum.txt", "a.jsonl.zst"], ["a.jsonl.zst"]),
     "requirements": (["requirements.txt", "a.jsonl", "b.txt.gz"], ["a.jsonl", "b.txt.gz"]),
     "a wiki": (["README.md", "guide/README.md", "guide/use.md"], ["README.md", "guide/README.md"]),
     "topics": (["license.txt", "copyright.txt", "tour.txt"], ["license.txt", "copyright.txt"]),
@@ -272,7 +274,7 @@ REPOSITORIES: dict[str, tuple[list[str], list[str]]] = {  # all files, those tha
 def test_what_describes_data_of_another_kind_is_not_text(tmp_path: Path, name: str) -> None:
     every, text = REPOSITORIES[name]
     for file in every:
-        write(tmp_path / file, "x")
+        write(tmp_path / file, file)
     said: list[str] = []
     got = {file.name for file in find(str(tmp_path), said.append)}
     assert set(text) <= got
@@ -316,6 +318,8 @@ def test_damaged_compressed_files_are_bad(tmp_path: Path, packing: str) -> None:
     for content in (data[:-3], data[: len(data) // 2], data[:40] + b"zzzz" + data[44:], b"text"):
         assert reason(write(path, content)).startswith(broken)
     assert not list(read(write(path, COMPRESS[packing](b"")), None))
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        assert reason(write(tmp_path / name, data)) == f"compressed: add {packing} to its name"
 
 
 def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path) -> None:
@@ -377,6 +381,10 @@ def test_a_line_without_an_end_is_one_bad_line(
 LAYOUTS: dict[str, tuple[list[dict[str, object]], str | None]] = {
     "the first row lacks it": (
         [{"context": "see also"}, *[{"text": "a", "context": "Wikipedia"}] * 40],
+        "text",
+    ),
+    "many first rows lack it": (
+        [{"context": "a"}] * 300 + [{"text": "a", "context": "b"}] * 700,
         "text",
     ),
     "capitals": ([{"Text": "a", "Content": "b"}] * 9, "text"),
@@ -447,3 +455,30 @@ def test_rows_of_any_spelling_are_read(tmp_path: Path) -> None:
     assert list(read(path, None)) == ["a", "b", "c"]
     assert list(read(path, "text")) == ["a", "b", "c"]
     assert list(read(parquet(tmp_path / "b.parquet", TEXT=["a"]), "text")) == ["a"]
+
+
+def test_copies_under_other_names_are_named(tmp_path: Path) -> None:
+    for name in ("book.txt", "latest.txt", "sub/old.txt"):
+        write(tmp_path / name, "A book. " * 50_000)
+    write(tmp_path / "other.txt", "A book. " * 49_999 + "No book.")
+    write(tmp_path / "empty.txt", "")
+    write(tmp_path / "empty2.txt", "")
+    said: list[str] = []
+    assert len(find(str(tmp_path), said.append)) == 6
+    (line,) = said
+    assert line.startswith(f"warning: --data.path {tmp_path}: 2 of 6 files have the size and both")
+    assert "latest.txt = book.txt, sub/old.txt = book.txt; remove" in line
+
+
+@pytest.mark.parametrize("packing", kinds.COMPRESSED)
+def test_a_small_file_that_unpacks_to_a_large_one_takes_little_memory(
+    tmp_path: Path, packing: str
+) -> None:
+    path = write(tmp_path / f"a.txt{packing}", COMPRESS[packing](b"a" * 30_000_000))
+    section = read(path, None)
+    tracemalloc.start()
+    try:
+        assert sum(map(len, section)) == 30_000_000
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # 8 MiB of xz
+    finally:
+        tracemalloc.stop()

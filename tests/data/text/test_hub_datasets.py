@@ -93,3 +93,9 @@ def test_only_data_is_chosen_without_a_card() -> None:
     data = ["a.jsonl", "b.jsonl.zst", "c.json.gz"]
     files = [*data, "README.txt", "LICENSE.txt", "requirements.txt", "README.md", "d.json"]
     assert hub_datasets._chosen(files, {}, "n", "", "train", "hf:n") == data
+
+
+def test_an_unknown_split_is_not_that_of_the_files_without_one() -> None:
+    files = ["data/train-0.parquet", "data/test-0.parquet", "data/more.parquet"]
+    with pytest.raises(InputError, match="no split foo, only train, test"):
+        hub_datasets._chosen(files, {}, "n", "", "foo", "hf:n::foo")

@@ -294,6 +294,15 @@ def test_max_examples_tokenizes_only_as_many_shards_as_it_needs(
     assert few < len(list((tmp_path / "cache/text").glob("shard-*"))) / 3
 
 
+def test_only_long_files_count_as_several_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": f"row {n}"}) for n in range(9)))
+    (tmp_path / "b.txt").write_text("A long book. " * 4000)
+    for name, is_cut in (("a.jsonl", False), ("b.txt", True)):
+        config = _config(str(tmp_path / name))
+        summary = config.open(Model(vocab_size=300), seed=0, say=silent).summary
+        assert ("long files count as several documents" in summary) == is_cut
+
+
 def _random(alphabet: str, *, word: int, words: int = 400) -> str:
     rng = random.Random(0)
     return "\n".join("".join(rng.choices(alphabet, k=word)) for _ in range(words))
@@ -424,3 +433,18 @@ def test_equal_names_sizes_and_times_are_not_equal_text(tmp_path: Path) -> None:
     for version, word in (("v1", "one"), ("v2", "two")):
         train, val, _ = _documents(_config(str(tmp_path / version)))
         assert all(text.endswith(f"of {word}.") for text in train + val)
+
+
+def test_a_copy_with_other_white_space_is_on_the_same_side(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(60):
+        text = f"Text {number}\nof a book. " * 9
+        (folder / f"{number}.txt").write_bytes(text.encode())
+        (folder / f"{number}-latest.md").write_bytes(text.replace("\n", "\r\n ").encode() + b"\n")
+        (folder / f"{number}.jsonl").write_text(json.dumps({"text": text.strip()}))
+    train, val, _ = _documents(_config(str(folder)))
+    assert len(train) + len(val) == 180
+    sides = [{" ".join(text.split()) for text in side} for side in (train, val)]
+    assert not sides[0] & sides[1]
+    assert len(val) == 3 * len(sides[1])
