@@ -23,7 +23,7 @@ from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
 
 Made = TypeVar("Made")
-_MUCH_UNKNOWN = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
+_MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Masked(Text):
 
         parts = _parts(prepared, folder, facts, model.sequence_length, make)
         for split in SPLITS:
-            self._check_unknown(split, facts, parts[split], model, say)
+            self._check_lost(split, facts, parts[split], model, say)
         length, sequences = model.sequence_length, _total(facts, "train", "examples")
         return self.opened(
             prepared,
@@ -107,7 +107,7 @@ class Masked(Text):
             f"{_facts(prepared, facts, length)}; "
             f"padding {100 * _total(facts, 'train', 'padding') / (sequences * length):.2f}% "
             f"(measured), {100 * _total(facts, 'train', 'cut') / sequences:.0f}% end inside a "
-            f"sentence, {100 * _unknown(facts, 'train'):.2f}% of the characters are unknown to the "
+            f"sentence, {100 * _lost(facts, 'train'):.2f}% of the characters are lost by the "
             f"tokenizer, vocabulary {recipe.ids:,}",
         )
 
@@ -119,7 +119,7 @@ class Masked(Text):
                 "token, and [SEP]"
             )
 
-    def _check_unknown(
+    def _check_lost(
         self,
         name: Split,
         facts: "Facts",
@@ -132,7 +132,7 @@ class Masked(Text):
         Raises:
             InputError: no sequence of the split has a token to predict.
         """
-        unknown = _unknown(facts, name)
+        lost = _lost(facts, name)
         cure = "--data.tokenizer_kind bpe trains one that loses none"
         if self.tokenizer is not None or model.init_from is not None:
             cure += ", without --data.tokenizer and --model.init_from"
@@ -141,14 +141,14 @@ class Masked(Text):
                 f"no sequence of the {name} split has a token to predict: "
                 + (
                     f"its words are unknown to the tokenizer ([UNK]); {cure}"
-                    if unknown
+                    if lost
                     else "its texts are too short; add text"
                 )
             )
-        if unknown > _MUCH_UNKNOWN:
+        if lost > _MUCH_LOST:
             say(
-                f"warning: {100 * unknown:.2f}% of the characters of the {name} split are unknown "
-                f"to the tokenizer ([UNK]) and are never predicted: {cure}"
+                f"warning: {100 * lost:.2f}% of the characters of the {name} split are lost: the "
+                f"tokenizer turns them into [UNK], deletes them, or removes their accents: {cure}"
             )
 
 
@@ -279,6 +279,6 @@ def _facts(prepared: Prepared, facts: Facts, sequence_length: int) -> str:
     return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
 
 
-def _unknown(facts: Facts, split: Split) -> float:
-    """Returns the fraction of the characters of a split that become [UNK]."""
-    return _total(facts, split, "unknown") / _total(facts, split, "characters")
+def _lost(facts: Facts, split: Split) -> float:
+    """Returns the fraction of the characters of a split that the tokens do not have."""
+    return _total(facts, split, "lost") / _total(facts, split, "characters")
