@@ -7,7 +7,7 @@ for masked language models; ``Causal`` gives windows of a continuous token strea
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -99,11 +99,12 @@ class Masked(Text):
 
         parts = _parts(prepared, folder, facts, model.sequence_length, make)
         for split in SPLITS:
-            self._check_lost(split, facts, parts[split], model, say)
+            self._check_lost(split, facts, parts[split].values(), model, say)
         length, sequences = model.sequence_length, _total(facts, "train", "examples")
         return self.opened(
             prepared,
             parts,
+            say,
             f"{_facts(prepared, facts, length)}; "
             f"padding {100 * _total(facts, 'train', 'padding') / (sequences * length):.2f}% "
             f"(measured), {100 * _total(facts, 'train', 'cut') / sequences:.0f}% end inside a "
@@ -123,7 +124,7 @@ class Masked(Text):
         self,
         name: Split,
         facts: "Facts",
-        sources: Sequence[MaskedSource],
+        sources: Iterable[MaskedSource],
         model: Any,
         say: Callable[[str], None],
     ) -> None:
@@ -231,6 +232,7 @@ class Causal(Text):
         return self.opened(
             prepared,
             parts,
+            say,
             f"{_facts(prepared, facts, length)}{fitted}; {bytes_per_token:.2f} bytes per token "
             f"(measured), vocabulary {recipe.ids:,}",
         )
@@ -246,19 +248,19 @@ def _parts(
     facts: Facts,
     length: int,
     make: Callable[[Streams, str], Made],
-) -> dict[Split, list[Made]]:
+) -> dict[Split, dict[int, Made]]:
     """Makes the source of examples of each split of each source of text, from its reader and its
-    fingerprint.
+    fingerprint; returns them by the number of the source of text. Those without text are omitted.
     """
-    recipe, parts = prepared.recipe, dict[Split, list[Made]]()
+    recipe, parts = prepared.recipe, dict[Split, dict[int, Made]]()
     for split in SPLITS:
-        parts[split] = []
+        parts[split] = {}
         for number, of_source in enumerate(facts):
             if examples := of_source[split]["examples"]:
                 prefix = str(folder / f"{number}.{split}")
                 streams = Streams(str(prepared.root), prefix, recipe.dtype.name, examples)
                 digest = cache.digest(of_source[split]["sha256"], recipe.key, length)
-                parts[split].append(make(streams, digest))
+                parts[split][number] = make(streams, digest)
     return parts
 
 

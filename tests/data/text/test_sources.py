@@ -21,7 +21,7 @@ from data.text.small_text import (
     write,
 )
 
-from jaxtrain.data import sampler
+from jaxtrain.data import mixture, sampler
 from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.text import Causal, Masked, layout, specials, vocabulary
 from jaxtrain.data.text import rows as text_rows
@@ -63,6 +63,35 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     unweighted = opened(folder, cache, more_paths=(str(other),)).train
     assert isinstance(unweighted, Mixture)
     assert unweighted.per_epoch == unweighted.sizes
+
+
+def test_weights_follow_their_sources(
+    folder: Path, other: Path, cache: Path, tmp_path: Path
+) -> None:
+    """The second source's file for training is broken, so the weights of the others remain."""
+    words = tmp_path / "tokenizer.json"
+    words_of(opened(folder, cache)).save(str(words))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "train.txt").write_bytes(b"\xff" * 20)
+    (broken / "val.txt").write_text("a rose is a rose " * 50)
+    said: list[str] = []
+    config = Masked(
+        path=str(folder),
+        more_paths=(str(broken), str(other)),
+        weights=(1.0, 8.0, 3.0),
+        max_bad_share=0.5,
+        tokenizer=str(words),
+        batch_size=2,
+        cache_dir=str(tmp_path),
+    )
+    got = config.open(Model(), seed=0, say=said.append)
+    assert isinstance(got.train, Mixture)
+    size = len(got.train)
+    assert got.train.per_epoch == tuple(mixture.shared_out(size, (1, 3)))
+    assert said.count(f"warning: --data.more_paths {broken} has no text for training") == 1
+    alone = dataclasses.replace(config, more_paths=(str(broken),), weights=(1.0, 8.0))
+    assert len(alone.open(Model(), seed=0, say=silent).train) == got.train.sizes[0]
 
 
 def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path) -> None:
