@@ -65,9 +65,9 @@ def engine(flags: commands.InProcesses) -> engines.Engine:
     if flags.engine == "ray":
         return engines.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
-    if flags.workers and (text := worker_count.too_many(flags.workers, 0, "--workers")):
+    if flags.workers and (text := worker_count.too_many(flags.workers, "--workers")):
         raise InputError(text)
-    return engines.Processes(flags.workers or worker_count.most_allowed(worker_count.cores(), 0))
+    return engines.Processes(flags.workers or worker_count.cores())
 
 
 def cluster(flags: commands.OnDevices) -> engines.Ray | None:

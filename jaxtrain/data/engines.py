@@ -204,7 +204,7 @@ class Processes:
             killed: receives the items that kill their workers.
             alone: whether the death of a worker that has not begun is no longer tried again.
         """
-        worker_count.allow_files(worker_count.files_needed(workers, 0))
+        worker_count.allow_files()
         idle: list[Connection] = []
         starting = set[Connection]()
         running: dict[Connection, Item] = {}
@@ -257,6 +257,8 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
     try:
         with worker_process.started_by_us():
             process.start()
+    except OSError as error:
+        raise worker_count.refused(error, number + 1, "--workers") or error from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     worker_end.close()

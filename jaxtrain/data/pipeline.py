@@ -98,10 +98,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.ids = np.empty(0, np.int64)
         self._to_devices = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
-        gpus = devices if mesh.local_devices[0].platform == "gpu" else 0
-        if workers and (text := worker_count.too_many(workers, gpus)):
+        if workers and (text := worker_count.too_many(workers)):
             raise InputError(text)
-        worker_count.allow_files(worker_count.files_needed(workers, gpus))
+        worker_count.allow_files()
         local, block = rows.rows_per_batch, rows.order.block
         held = worker_count.most_batches(local, workers, prefetch, devices, block)
         self.ahead = math.ceil(held)
@@ -161,7 +160,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     def _close_host(self) -> None:
         close = getattr(self._host, "close", None)
         if close is not None:  # at exit, Grain prints errors about iterators left open
-            close()
+            # It waits also for a worker that the system did not start, which is an error.
+            with contextlib.suppress(AssertionError):
+                close()
         self._host = iter(())  # the closed iterator may still hold batches
 
     def _drop_ready(self) -> None:
@@ -181,6 +182,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         except (InputError, RunAgain) as error:  # the main thread raises it, and prints one line
             # The traceback would keep parts of a batch, and so Grain's shared memory, to the end.
             self._offer(error.with_traceback(None))
+        except OSError as error:
+            refused = worker_count.refused(error, self.workers) if self.workers else None
+            self._offer(refused or error)
         except BaseException as error:
             self._offer(error)
 

@@ -1,4 +1,4 @@
-"""Counts the cores, memory, and open files that a process may use; chooses its number of workers.
+"""Counts the cores and memory that a process may use, and chooses its number of workers.
 
 The rows of a batch are divided into equal parts, so that workers load one batch together instead of
 one batch each. If there are more workers than parts, the others load the next batch. So the number
@@ -9,6 +9,7 @@ A part has complete blocks if the process's rows do (:class:`jaxtrain.data.sourc
 that is divided between workers, such as the crops of a clip, is read by each of them.
 """
 
+import errno
 import functools
 import math
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxtrain.data import worker_process
+from jaxtrain.errors import InputError
 from jaxtrain.storage.disks import free_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -40,11 +42,7 @@ PROGRAM_BYTES = 2.0 * 2**30
 # Memory that any worker needs. Measured: 37 MiB of anonymous memory for text, 42 for clips.
 _LEAST_WORKER_MIB = 32
 
-# Open files of the main process. Measured on a CPU (jax 0.10.2): 29 without workers, 55 with 2, 63
-# with 4, 93 with 8, 157 with 16. The need of a GPU with CUDA and NCCL is assumed.
-# With a limit of 80, two workers of text end with errors.
-_MAIN_FILES, _WORKER_FILES, _GPU_FILES = 72, 8, 64
-_USUAL_FILES = 4096  # to allow: far more than any run has needed
+_FILES = 2**16  # open files to allow: most that a run has needed is a tenth of it
 
 # Smaller arrays are sent through a pipe, because creating, mapping and freeing shared memory costs
 # more. But a worker's prefetched batches must fit into the pipe (64 KiB): when the run stops, they
@@ -75,7 +73,7 @@ def cores(
 
     Args:
         processes: processes of the run on this host.
-        groups: where the kernel's cgroups (version 2) are mounted.
+        groups: where the kernel's cgroups are mounted.
         cgroups: the kernel's file that names the cgroups of this process.
         machine: number of cores of the machine; None asks the system.
     """
@@ -83,10 +81,11 @@ def cores(
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
     limits: list[float] = [all_cores]
     for folder in _cgroup_folders(groups, cgroups):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")  # "max 100000" is unlimited
-        if quota.isdecimal() and period.strip().isdecimal() and int(period):
-            limits.append(int(quota) / int(period))
-        if listed := _text(folder / "cpuset.cpus.effective").strip():
+        both = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
+        both = both or [_first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if all(map(str.isdecimal, both)) and int(both[1]):
+            limits.append(int(both[0]) / int(both[1]))
+        if listed := _first(folder, "cpuset.cpus.effective", "cpuset.effective_cpus"):
             limits.append(sum(map(_length, listed.split(","))))
     return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
 
@@ -101,7 +100,7 @@ def memory(
     count as used, because it drops them when memory is needed.
 
     Args:
-        groups: where the kernel's cgroups (version 2) are mounted.
+        groups: where the kernel's cgroups are mounted.
         cgroups: the kernel's file that names the cgroups of this process.
         machine: the kernel's file about the machine's memory.
 
@@ -124,12 +123,13 @@ def throttled_s(groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS) -> float:
     The kernel sums the time over the cores that the process would have used. It is 0 without limit.
 
     Args:
-        groups: where the kernel's cgroups (version 2) are mounted.
+        groups: where the kernel's cgroups are mounted.
         cgroups: the kernel's file that names the cgroups of this process.
     """
     texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders(groups, cgroups))
-    counts = (re.search(r"^throttled_usec (\d+)$", text, re.MULTILINE) for text in texts)
-    return max((int(count[1]) * 1e-6 for count in counts if count), default=0.0)
+    counts = (re.search(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE) for text in texts)
+    units = {"usec": 1e-6, "time": 1e-9}
+    return max((int(count[2]) * units[count[1]] for count in counts if count), default=0.0)
 
 
 def threads() -> int:
@@ -139,10 +139,13 @@ def threads() -> int:
 
 def _memory_left(folder: Path) -> float | None:
     """Returns the bytes that a cgroup may still use; None without a limit."""
-    most, now = (_text(folder / name).strip() for name in ("memory.max", "memory.current"))
+    most = _first(folder, "memory.max", "memory.limit_in_bytes")
+    now = _first(folder, "memory.current", "memory.usage_in_bytes")
     if not most.isdecimal() or not now.isdecimal():
         return None
-    files = re.findall(r"^(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.M)
+    stat = _text(folder / "memory.stat")
+    total = "total_" if "total_active_file" in stat else ""  # version 1 has both
+    files = re.findall(rf"^{total}(?:in)?active_file (\d+)$", stat, re.MULTILINE)
     return max(0.0, int(most) - max(0, int(now) - sum(map(int, files))))
 
 
@@ -153,14 +156,18 @@ def _length(span: str) -> int:
 
 
 def _cgroup_folders(groups: Path, cgroups: Path) -> Iterator[Path]:
-    """Yields this process's cgroup, and those that contain it."""
-    path = re.search(r"^0::(.*)$", _text(cgroups), re.MULTILINE)
-    if path is None:
-        return
-    # In a container, the path may be that of the host, which is not visible: its own limit is then
-    # at the root.
-    folder = groups if ".." in path[1] else groups / path[1].lstrip("/")
-    yield from (above for above in (folder, *folder.parents) if above.is_relative_to(groups))
+    """Yields this process's cgroup, and those that contain it; of version 1, for each resource."""
+    for kinds, path in re.findall(r"^\d+:(.*?):(.*)$", _text(cgroups), re.MULTILINE):
+        top = groups / kinds
+        # In a container, the path may be that of the host, which is not visible: its own limit is
+        # then at the root.
+        folder = top if ".." in path else top / path.lstrip("/")
+        yield from (above for above in (folder, *folder.parents) if above.is_relative_to(top))
+
+
+def _first(folder: Path, *names: str) -> str:
+    """Returns the content of the first file that exists and is not empty."""
+    return next((text for name in names if (text := _text(folder / name).strip())), "")
 
 
 class WorkerCount(NamedTuple):
@@ -170,70 +177,51 @@ class WorkerCount(NamedTuple):
     sentence: str
 
 
-def too_many(workers: int, gpus: int, flag: str = "--data.workers") -> str | None:
+def too_many(workers: int, flag: str = "--data.workers") -> str | None:
     """Returns why this process cannot have a number of workers, and what to do; else None.
 
     Args:
         workers: the number that was set.
-        gpus: GPUs of this process.
         flag: the flag that sets it.
     """
-    text = f"{flag} {workers} needs about "
-    most, files = _most_by_files(gpus)
-    if workers > most:
-        return (
-            f"{text}{files_needed(workers, gpus):,} open files, and {_of_files(files)}: use at "
-            f"most {_workers(most)}, or raise that limit (nofile in limits.conf, or docker run "
-            "--ulimit nofile=N)"
-        )
     free, limited = memory()
     need = workers * _LEAST_WORKER_MIB
-    if need > free / 2**20:
-        where = "the container's limit leaves" if limited else "this host has"
-        return (
-            f"{text}{need:,} MiB of memory, and {where} {free / 2**20:,.0f} free: use at most "
-            f"{_workers(max(1, int(free / WORKER_BYTES)))}"
-        )
-    return None
-
-
-def most_allowed(workers: int, gpus: int) -> int:
-    """Returns a number of workers, or as many as open files allow, but at least one."""
-    return max(1, min(workers, _most_by_files(gpus)[0]))
-
-
-def _most_by_files(gpus: int) -> tuple[int, int]:
-    """Returns the most workers that the hard limit of open files allows, and that limit."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if files == resource.RLIM_INFINITY:
-        return 2**31, files
-    return max(0, (files - files_needed(0, gpus)) // _WORKER_FILES), files
-
-
-def _of_files(files: int) -> str:
-    return f"the hard limit of a process (ulimit -Hn) is {files:,}"
+    if need <= free / 2**20:
+        return None
+    where = "the container's limit leaves" if limited else "this host has"
+    return (
+        f"{flag} {workers} needs about {need:,} MiB of memory, and {where} {free / 2**20:,.0f} "
+        f"free: use at most {_workers(max(1, int(free / WORKER_BYTES)))}"
+    )
 
 
 def _workers(count: int) -> str:
     return f"{count:,} worker{'s'[: count != 1]}"
 
 
-def files_needed(workers: int, gpus: int) -> int:
-    """Estimates how many files this process has open at a time, including pipes and devices."""
-    return _MAIN_FILES + _WORKER_FILES * workers + _GPU_FILES * gpus
+def allow_files() -> None:
+    """Raises this process's soft limit of open files, which is often 1024, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def allow_files(count: int) -> None:
-    """Raises this process's soft limit of open files, which is often 1024, as far as it may.
+def refused(error: OSError, workers: int, flag: str = "--data.workers") -> InputError | None:
+    """Returns an error of the system that does not start more processes, with the fix; else None.
 
     Args:
-        count: number of files needed.
+        error: of the start of workers.
+        workers: their number.
+        flag: the flag that sets it.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(count, _USUAL_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        return None
+    return InputError(
+        f"{flag} {workers}: the system refuses so many processes ({error.strerror}): use fewer, or "
+        "raise the hard limits of open files and processes (ulimit -Hn and -Hu, or docker run "
+        "--ulimit)"
+    )
 
 
 def choose(
@@ -257,32 +245,19 @@ def choose(
         )
     if data.workers is not None:
         return WorkerCount(data.workers, f"data.workers {data.workers}")
-    system, files = _most_by_files(0 if on_cpu else devices)
     available = cores(processes)
-    batch = shared_batch_bytes(data, model, rows)
-    batches = (
-        math.inf
-        if not batch
-        else _SHARE_OF_SHARED_MEMORY * _free(_SHARED_MEMORY) / (batch * processes)
-    )
+    batch, shared = shared_batch_bytes(data, model, rows), _free(_SHARED_MEMORY)
+    batches = math.inf if not batch else _SHARE_OF_SHARED_MEMORY * shared / (batch * processes)
     free, limited = memory()
     left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES
-    cores_allow = functools.partial(
-        chosen, data, available, rows=rows, devices=devices, on_cpu=on_cpu
-    )
-    all_fit = functools.partial(cores_allow, most=system)
-    shared_fits = functools.partial(all_fit, batches=batches)
-    most, in_shared, number = all_fit(), shared_fits(), shared_fits(memory=left, batch=batch)
+    fit = functools.partial(chosen, data, available, rows=rows, devices=devices, on_cpu=on_cpu)
+    most, number = fit(), fit(batches=batches, memory=left, batch=batch)
     why = f"this process may use {available} CPU {'core' if available == 1 else 'cores'}"
-    if most < cores_allow():
-        why += f", and {_of_files(files)}, which is enough for {_workers(system)}"
-    if in_shared < most:
-        why += f", and {_SHARED_MEMORY} has no space for the batches of {_workers(most)}"
-    if number < in_shared:
+    if number < most:
         where = "the container's limit leaves" if limited else "this host has"
         why += (
-            f", and {where} {free / 2**30:.1f} GiB of memory free, too little for "
-            f"{_workers(in_shared)}"
+            f", and {where} {free / 2**30:.1f} GiB of memory and {shared / 2**30:.1f} GiB of "
+            f"{_SHARED_MEMORY} free, too little for {_workers(most)}"
         )
     return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
 
@@ -294,7 +269,6 @@ def chosen(
     rows: int,
     devices: int,
     on_cpu: bool,
-    most: float = math.inf,
     batches: float = math.inf,
     memory: float = math.inf,
     batch: float = 0.0,
@@ -311,13 +285,12 @@ def chosen(
         rows: examples of a global batch that the process loads.
         devices: devices of the process.
         on_cpu: whether the devices are CPUs.
-        most: the largest number that the system allows.
         batches: the number of batches for which shared memory has space.
         memory: bytes of memory for the workers and their batches.
         batch: bytes of a batch in shared memory.
     """
     free = max(1, cores // 2 if on_cpu else cores - LOOP_CORES)
-    free = max(1, int(min(free, most, data.most_workers or free)))
+    free = max(1, int(min(free, data.most_workers or free)))
     needed = {
         n: most_batches(rows, n, data.prefetch, devices, data.block) for n in range(1, free + 1)
     }

@@ -193,8 +193,7 @@ def _replay(run: config.Run) -> Iterator[str]:
 
 def _workers(run: config.Run) -> Iterator[str]:
     """Checks that the system allows ``data.workers``; a number chosen for this host fits."""
-    gpus = jax.local_device_count() if jax.default_backend() == "gpu" else 0
-    if run.data.workers and (text := worker_count.too_many(run.data.workers, gpus)):
+    if run.data.workers and (text := worker_count.too_many(run.data.workers)):
         yield Problem(text, "data.workers")
 
 

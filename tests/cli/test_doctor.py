@@ -83,7 +83,7 @@ def test_a_machine_with_many_faults(place: Path) -> None:
     page = flat(found.stdout)
     for seen, fix in {
         "needs 1 device, but --simulate-devices gives 3": "--simulate-devices 1",
-        "--data.workers 8 needs about 136 open files": "use at most 6 workers",
+        "--data.workers 8: the system refuses so many processes": "use fewer",
         "checkpoints of ": "set another --output-dir",
         "bad.mp4": "fix or remove them",
     }.items():

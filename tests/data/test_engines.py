@@ -121,7 +121,7 @@ def test_a_process_that_may_start_no_others_works_alone(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("limits", "raised"),
-    [((1024, 9999), [(4096, 9999)]), ((1024, 1500), [(1500, 1500)]), ((4096, -1), [])],
+    [((1024, 9999), [(9999, 9999)]), ((1024, 1500), [(1500, 1500)]), ((2**16, -1), [])],
 )
 def test_many_workers_may_open_their_pipes(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: list[tuple[int, int]]

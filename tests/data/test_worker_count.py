@@ -1,9 +1,10 @@
 """Counting cores and memory under a container's limits, and choosing the number of workers."""
 
 import dataclasses
+import errno
 import math
 import multiprocessing
-import re
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def cores(place: Path, own: str, files: dict[str, str], processes: int = 1) -> i
         ),
         # A cpuset of the container, as of docker run --cpuset-cpus.
         ("0::/\n", {"cpuset.cpus.effective": "0-15,32-47,50\n"}, 33),
+        # Version 1 has a hierarchy for each resource; a container sees its own limits at the root.
+        (
+            "4:cpu,cpuacct:/pod/c\n1:name=systemd:/x\n",
+            {
+                "cpu,cpuacct/pod/cpu.cfs_quota_us": "600000\n",
+                "cpu,cpuacct/pod/cpu.cfs_period_us": "100000\n",
+                "cpu,cpuacct/pod/c/cpu.cfs_quota_us": "-1\n",
+                "cpu,cpuacct/pod/c/cpu.cfs_period_us": "100000\n",
+            },
+            6,
+        ),
+        ("9:cpuset:/docker/12\n", {"cpuset/cpuset.effective_cpus": "0-15,32-47,50\n"}, 33),
         # Nothing to read, or nothing that makes sense.
         ("", {}, MACHINE),
         ("0::/\n", {"cpu.max": "100000 0\n"}, MACHINE),
@@ -86,6 +99,8 @@ GIB = 2**30
 AVAILABLE = "MemTotal: 67108864 kB\nMemAvailable:    33554432 kB\n"  # 32 GiB
 CACHE = f"anon {GIB}\ninactive_file {2 * GIB}\nactive_file {GIB}\n"
 
+CACHE_V1 = f"total_inactive_file {2 * GIB}\ntotal_active_file {GIB}\n"
+
 
 @pytest.mark.parametrize(
     ("own", "files", "expected", "limited"),
@@ -103,6 +118,18 @@ CACHE = f"anon {GIB}\ninactive_file {2 * GIB}\nactive_file {GIB}\n"
             True,
         ),
         ("0::/\n", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, 0, True),
+        (  # version 1 counts the groups below, too
+            "3:memory:/slurm/job\n",
+            {
+                "memory/slurm/job/memory.limit_in_bytes": f"{8 * GIB}\n",
+                "memory/slurm/job/memory.usage_in_bytes": f"{7 * GIB}\n",
+                "memory/slurm/job/memory.stat": f"active_file 9\n{CACHE_V1}",
+                "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+                "memory/memory.usage_in_bytes": f"{9 * GIB}\n",
+            },
+            4,
+            True,
+        ),
         (  # the limit of a group that contains this one
             "0::/pod/container\n",
             {
@@ -141,6 +168,7 @@ def test_a_system_without_these_files_has_unknown_memory(tmp_path: Path) -> None
             {"a/cpu.stat": "throttled_usec 3000000\n", "a/b/cpu.stat": "throttled_usec 0\n"},
             3.0,
         ),
+        ("4:cpu,cpuacct:/\n", {"cpu,cpuacct/cpu.stat": "throttled_time 1500000000\n"}, 1.5),
         ("", {}, 0.0),
     ],
 )
@@ -234,7 +262,8 @@ def test_a_small_host_gets_fewer_workers(monkeypatch: pytest.MonkeyPatch, limite
     # 0.8 x 8 GiB - 2 GiB for the main process = 14 workers, and their small batches.
     assert 10 <= found.number <= 14
     where = "the container's limit leaves" if limited else "this host has"
-    assert f"{where} 8.0 GiB of memory free, too little for 24 workers" in found.sentence
+    assert f"{where} 8.0 GiB of memory and 931.3 GiB of /dev/shm free" in found.sentence
+    assert found.sentence.endswith(", too little for 24 workers")
 
 
 def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +278,8 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_count, "_free", lambda folder: 64 * 2**20)  # Docker's default
     run = config.load("h100_8")
     found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
-    assert "26 CPU cores, and /dev/shm has no space for the batches of 24 workers" in found.sentence
+    assert "26 CPU cores, and " in found.sentence
+    assert "0.1 GiB of /dev/shm free, too little for 24 workers" in found.sentence
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1.5e10)
     shared = worker_count.choose(run.data, run.model, rows=16, devices=1, on_cpu=False, processes=8)
     alone = worker_count.choose(run.data, run.model, rows=16, devices=1, on_cpu=False)
@@ -258,43 +288,35 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared.number == part.number < alone.number
 
 
-def limit(monkeypatch: pytest.MonkeyPatch, files: int = 2**20, free: float = 1e12) -> None:
-    """Sets the system's limits of this process."""
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, files))
-    monkeypatch.setattr(worker_count, "memory", lambda: (free, False))
+def test_more_workers_than_the_memory_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_count, "memory", lambda: (64.0 * GIB, False))
+    text = (
+        "--data.workers 100000 needs about 3,200,000 MiB of memory, and this host has 65,536 free"
+    )
+    assert worker_count.too_many(100_000) == f"{text}: use at most 213 workers"
+    assert worker_count.too_many(213) is None
 
 
 @pytest.mark.parametrize(
-    ("limits", "workers", "text"),
-    [
-        ({"files": 80}, 8, "136 open files, and the hard limit of a process (ulimit -Hn) is 80: "),
-        ({"free": 64 * GIB}, 100_000, "3,200,000 MiB of memory, and this host has 65,536 free: "),
-    ],
+    ("soft", "hard", "raised"),
+    [(1024, 2**20, (2**16, 2**20)), (1024, 4096, (4096, 4096)), (1024, -1, (2**16, -1))],
 )
-def test_more_workers_than_the_system_allows_are_refused(
-    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], workers: int, text: str
+def test_as_many_files_as_the_hard_limit_allows_may_be_open(
+    soft: int, hard: int, raised: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, **limits)
-    found = worker_count.too_many(workers, 0) or ""
-    assert found.startswith(f"--data.workers {workers} needs about {text}")
-    most = int(re.findall("use at most ([0-9,]+) worker", found)[0].replace(",", ""))
-    assert worker_count.too_many(most, 0) is None
-    # The advice for memory is for workers that need more than the least.
-    assert "free" in limits or worker_count.too_many(most + 1, 0) is not None
-    assert ("docker run --ulimit nofile=N" in found) == ("files" in limits)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: said.append(limits))
+    worker_count.allow_files()
+    assert said == [raised]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**16, hard))
+    worker_count.allow_files()
+    assert said == [raised]
 
 
-def test_few_open_files_leave_fewer_chosen_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """h100_8 has 200 workers on 208 cores, which need more than 1,024 files."""
-    monkeypatch.setattr(worker_count, "cores", lambda processes: 208)
-    monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
-    run = config.load("h100_8")
-    for files, expected in ((4096, 200), (1024, 48)):
-        limit(monkeypatch, files=files)
-        found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
-        assert found.number == expected
-        assert ("(ulimit -Hn) is 1,024, which is enough for 55" in found.sentence) == (
-            files == 1024
-        )
-        assert worker_count.too_many(found.number, 8) is None
-    assert worker_count.most_allowed(208, 0) == 119  # of ``prepare``
+def test_a_system_that_starts_no_more_processes_is_named() -> None:
+    for number in (errno.EMFILE, errno.EAGAIN):
+        error = worker_count.refused(OSError(number, os.strerror(number)), 8)
+        text = f"--data.workers 8: the system refuses so many processes ({os.strerror(number)}): "
+        assert str(error).startswith(f"{text}use fewer, or raise the hard limits")
+    assert worker_count.refused(FileNotFoundError(errno.ENOENT, "no"), 8) is None
