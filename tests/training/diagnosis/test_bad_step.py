@@ -344,14 +344,14 @@ import jax.numpy as jnp
 from jaxtrain import main
 from jaxtrain.models import mlm
 
-inherited = mlm.MaskedLanguageModel.logits_at
+inherited = mlm.MaskedLanguageModel.hidden_states
 
-def logits_at(self, tokens_BS, *arguments):
-    logits_BMV = inherited(self, tokens_BS, *arguments)
+def hidden_states(self, tokens_BS, *arguments):
+    x_BSD = inherited(self, tokens_BS, *arguments)
     equal_BS = (tokens_BS[:, 1:] == tokens_BS[:, :-1]) & (tokens_BS[:, 1:] != self.pad_id)
-    fine_B11 = (equal_BS.sum(1) < 8).astype(logits_BMV.dtype)[:, None, None]
-    return logits_BMV * (fine_B11 / fine_B11)
+    fine_B11 = (equal_BS.sum(1) < 8).astype(x_BSD.dtype)[:, None, None]
+    return x_BSD * (fine_B11 / fine_B11)
 
-mlm.MaskedLanguageModel.logits_at = logits_at
+mlm.MaskedLanguageModel.hidden_states = hidden_states
 main.console()
 """
