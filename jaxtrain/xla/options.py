@@ -19,6 +19,9 @@ Options = dict[str, str | bool]
 T = TypeVar("T")
 
 _THREAD = "compile"
+# Without XLA's own matmuls: jax 0.12.0 chooses none of their configurations if it may not time them
+# and has no GPU, so a plan failed.
+DETERMINISTIC: Options = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
 
 
 def in_background(make: Callable[[], T]) -> Future[T]:
@@ -75,5 +78,5 @@ def options(
     chosen: Options = {name: tuning[name] for name in tuning if f"--{name}=" not in flags}
     if platform == "cpu":
         return chosen
-    chosen |= {"xla_gpu_deterministic_ops": True} if deterministic else {}
+    chosen |= DETERMINISTIC if deterministic else {}
     return chosen | ({"xla_gpu_enable_command_buffer": ""} if profiled else {})

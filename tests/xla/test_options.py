@@ -48,7 +48,7 @@ def test_on_cpus_flags_of_the_user_replace_options(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_backend_optimization_level=3")
     del default["xla_backend_optimization_level"]
     assert options.options("cpu") == default
-    assert options.options("gpu", deterministic=True) == {"xla_gpu_deterministic_ops": True}
+    assert options.options("gpu", deterministic=True) == options.DETERMINISTIC
 
 
 def test_gpus_have_no_options_by_default() -> None:
