@@ -100,8 +100,8 @@ class RunAgain(Exception):
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message; its type if the message is empty."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    line, _, _ = str(error).strip().partition("\n")  # no other character ends one: names have some
+    return line.rstrip() or type(error).__name__
 
 
 _LONGEST_PATH = 4096  # Linux has no longer ones; a list of files may

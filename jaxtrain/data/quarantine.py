@@ -1,13 +1,16 @@
 """The list of a run's broken inputs: ``quarantine.jsonl`` in the run directory."""
 
-import dataclasses
+import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from jaxtrain import terminal
 from jaxtrain.data.source import Sources
@@ -56,23 +59,27 @@ def name_first(bad: Sequence[BadExample], say: Callable[[str], None]) -> None:
         say(f"skipped: {len(bad) - _NAMED:,} more")
 
 
-@dataclasses.dataclass(frozen=True)
 class Quarantine:
-    """Appends one JSON line per broken input; the workers of a process share its file.
+    """Lists the broken inputs in JSON lines; the workers of a process share its file.
 
-    A line is written by one ``write`` to a descriptor opened for appending, so lines of several
-    workers do not mix. On a network file system, lines of several hosts would, so each process has
-    its own file. The same input can be listed more than once, found by several workers. If a line
-    cannot be written, it is printed to stderr, and training continues.
+    An input has one line for each start of the run, whichever worker finds it, and however often.
+    Lines of several workers do not mix: a worker locks the file. On a network file system, lines of
+    several hosts would, so each process has its own file. If a line cannot be written, it is
+    printed to stderr, and training continues.
 
-    Attributes:
+    Args:
         path: this process's file.
         earlier: name and length of each quarantine file when this run opened it. Inputs listed
             before that length were found by an earlier run and may have been fixed since.
     """
 
-    path: Path
-    earlier: tuple[tuple[str, int], ...] = ()
+    def __init__(self, path: Path, earlier: tuple[tuple[str, int], ...] = ()) -> None:
+        self.path, self._earlier = path, earlier
+        self._lock = threading.Lock()
+        self._lists: dict[str, _List] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self._earlier)
 
     @classmethod
     def open(cls, directory: Path, process: int) -> "Quarantine":
@@ -81,7 +88,7 @@ class Quarantine:
         return cls(directory / (f"quarantine.{process}.jsonl" if process else _NAME), earlier)
 
     def add(self, bad: BadExample, *, during: str, position: int | None = None) -> None:
-        """Records one broken input.
+        """Records a broken input, unless this start of the run has already recorded it.
 
         Args:
             bad: the file and the reason.
@@ -91,44 +98,89 @@ class Quarantine:
         line = json.dumps(
             {"path": bad.path, "reason": bad.reason, "found": during, "position": position}
         )
-        try:
-            _append(self.path, (line + "\n").encode())
-        except OSError as error:
-            terminal.warn(f"warning: cannot write {self.path} ({error.strerror}); the line: {line}")
+        with self._lock:
+            listed = self._list(self.path)
+            if bad.path in listed.paths:
+                return
+            try:
+                with open(self.path, "a+b", buffering=0) as file, _locked(file):
+                    if bad.path not in listed.update(file):  # another worker may have added it
+                        _append(file, (line + "\n").encode())
+            except OSError as error:
+                reason = error.strerror
+                terminal.warn(f"warning: cannot write {self.path} ({reason}); the line: {line}")
 
     def add_all(self, bad: Iterable[BadExample], *, during: str) -> None:
         """Records the inputs that the file does not list yet, from this run or an earlier one."""
-        known = _paths(self.path, 0)
+        known = _List(0)
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+            known.update(file)
         for example in bad:
-            if example.path not in known:
+            if example.path not in known.paths:
                 self.add(example, during=during)
 
-    def found(self) -> frozenset[str]:
+    def found(self) -> set[str]:
         """Returns the distinct inputs that all processes of this run have recorded.
 
-        If each host has a disk of its own, only those of this process's.
-        """
-        earlier = dict(self.earlier)
-        files = _files(self.path.parent)
-        return frozenset().union(*(_paths(path, earlier.get(path.name, 0)) for path in files))
+        Reads what was added since the last call. If each host has a disk of its own, only those of
+        this process's.
 
-    def size(self) -> int:
-        """Returns the total size of all files in bytes: cheap to read, and grows with each line."""
-        return sum(path.stat().st_size for path in _files(self.path.parent))
+        Raises:
+            OSError: the disk does not respond.
+        """
+        with self._lock:
+            for path in _files(self.path.parent):
+                with open(path, "rb") as file:
+                    self._list(path).update(file)
+            return set[str]().union(*(listed.paths for listed in self._lists.values()))
+
+    def _list(self, path: Path) -> "_List":
+        return self._lists.setdefault(path.name, _List(dict(self._earlier).get(path.name, 0)))
+
+
+class _List:
+    """The inputs that a file lists, read from where the last reading ended.
+
+    Args:
+        start: the byte to begin at.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._offset = start
+        self.paths = set[str]()
+
+    def update(self, file: BinaryIO) -> set[str]:
+        """Reads the lines that are new and complete; returns all inputs."""
+        file.seek(self._offset)
+        new, end, _ = file.read().rpartition(b"\n")
+        self._offset += len(new) + len(end)
+        self.paths.update(name for line in new.split(b"\n") if (name := _path_of(line)))
+        return self.paths
 
 
 def _files(directory: Path) -> list[Path]:
     return sorted(directory.glob("quarantine*.jsonl"))
 
 
-def _append(path: Path, line: bytes) -> None:
+@contextlib.contextmanager
+def _locked(file: BinaryIO) -> Iterator[None]:
+    """Locks a file in the block; not on a file system without locks, where a line may be twice."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _append(file: BinaryIO, line: bytes) -> None:
     """Appends a line; if a full disk truncated the previous line, ends that one first."""
-    with open(path, "a+b", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            line = b"\n" + line
-        if file.write(line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    size = os.fstat(file.fileno()).st_size
+    if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+        line = b"\n" + line
+    if file.write(line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
 
 def _path_of(line: bytes) -> str | None:
@@ -137,15 +189,6 @@ def _path_of(line: bytes) -> str | None:
         return str(json.loads(line)["path"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _paths(path: Path, start: int) -> frozenset[str]:
-    """Returns the inputs listed after byte ``start``; skips incomplete lines."""
-    try:
-        lines = path.read_bytes()[start:].split(b"\n")[:-1]
-    except FileNotFoundError:
-        return frozenset()
-    return frozenset(name for line in lines if (name := _path_of(line)) is not None)
 
 
 def too_many(bad: int, files: int, largest: float) -> str | None:
@@ -185,26 +228,21 @@ class BrokenFileLimit:
     ) -> None:
         self._sources = sources
         self._say = say
-        self._reported = frozenset(bad.path for bad in sources.bad)
+        self._reported = {bad.path for bad in sources.bad}
         self._quarantine = quarantine
         self._largest = largest
         self._clock = clock
-        self._size: int | None = None
         self._stop_reason: str | None = None
         self._checked_at = -math.inf
 
     def stop_reason(self) -> str | None:
-        """Returns why the run should stop, or None; rereads the quarantine every few seconds."""
+        """Returns why the run should stop, or None; reads the quarantine every few seconds."""
         now = self._clock()
         if now - self._checked_at < _CHECK_EVERY_S:
             return self._stop_reason
         self._checked_at = now
-        try:
-            size = self._quarantine.size()
-            if size != self._size:
-                self._size, self._stop_reason = size, self._check()
-        except OSError:  # the run directory's disk is unavailable: try again at the next call
-            pass
+        with contextlib.suppress(OSError):  # its disk is unavailable: try again at the next call
+            self._stop_reason = self._check()
         return self._stop_reason
 
     def _check(self) -> str | None:

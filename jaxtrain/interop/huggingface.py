@@ -30,6 +30,9 @@ AUTOENCODER = "vae"
 _KINDS = ("model_type", "_class_name")
 """The entry of config.json that names the model, in transformers and in diffusers."""
 _WRITTEN = {SETTINGS, CARD, ARRAYS, _DIFFUSERS, "tokenizer.json", *transformers_files.FILES}
+_IDS = ("pad", "bos", "eos")
+"""Special tokens whose ids config.json has, and [CLS] and [SEP] of masked models: transformers
+assumes those of a published model for some that are missing."""
 _CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
 
 
@@ -138,12 +141,16 @@ def write(
     settings = model.to_settings()
     causal = settings["architectures"][0].endswith(_CAUSAL)
     ids = {} if causal and kept else _special_ids(tokenizer, None if causal else model.pad_id)
+    written = _IDS if causal else (*_IDS, "cls", "sep")
+    settings |= {f"{name}_token_id": ids.get(name) for name in written if name in ids or not kept}
+    settings |= {} if kept is None else kept.ids
     if source is None or kept is None:
         tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
         described = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.sequence_length,
             "clean_up_tokenization_spaces": False,
+            "model_input_names": _inputs(settings),
             **tokens,
         }
         files = {
@@ -151,12 +158,8 @@ def write(
             transformers_files.TOKENIZER: _json(described),
             transformers_files.SPECIALS: _json(tokens),
         }
-        if causal:
-            settings["pad_token_id"] = None
-            settings |= {f"{name}_token_id": number for name, number in ids.items()}
     else:
         files = {tokenizers.NAME: source.read_bytes(), **kept.files}
-        settings |= kept.ids
         if kept.positions != model.sequence_length and transformers_files.TOKENIZER in files:
             described = json.loads(files[transformers_files.TOKENIZER])
             described["model_max_length"] = model.sequence_length
@@ -180,6 +183,16 @@ def write_diffusers(folder: Path, model: Any, params: Mapping[str, np.ndarray]) 
     tensor_files.write(folder / _DIFFUSERS, tensors, {"format": "pt"})
     atomic.write_whole(folder / SETTINGS, _json(model.to_settings()))
     return sum(tensor.size for tensor in tensors.values())
+
+
+def _inputs(settings: Mapping[str, Any]) -> list[str]:
+    """Returns what a tokenizer makes for a model.
+
+    Without this entry, transformers 4 makes token types for each model, which those without them
+    refuse.
+    """
+    types = ["token_type_ids"] if "type_vocab_size" in settings else []
+    return ["input_ids", *types, "attention_mask"]
 
 
 def _json(content: Any) -> str:

@@ -1,5 +1,6 @@
 """Untrusted folders of transformers are read, or rejected with one line."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.small_params import random_params
 
+from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface
 from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert
@@ -34,6 +37,27 @@ def settings(kind: str) -> dict[str, Any]:
 
 def fields() -> list[tuple[str, str]]:
     return [(kind, name) for kind in MODELS for name in settings(kind)]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_export_has_what_transformers_guesses_otherwise(kind: str, tmp_path: Path) -> None:
+    """Of a missing entry, 4.57 and 5.24 assume token types, and ids of a published ModernBERT."""
+    masked = kind in ("bert", "modernbert")
+    words = tokenizer.train(
+        ["the words of a text " * 9], 300, "wordpiece" if masked else "byte_bpe"
+    )
+    model = dataclasses.replace(MODELS[kind], vocab_size=words.get_vocab_size())
+    huggingface.write(tmp_path, model, random_params(model), words)
+    content, described = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("config", "tokenizer_config")
+    )
+    types = ["token_type_ids"] if kind == "bert" else []
+    assert described["model_input_names"] == ["input_ids", *types, "attention_mask"]
+    ids = {name: value for name, value in content.items() if name.endswith("_token_id")}
+    numbers = (0, None, None, 2, 3) if masked else (None, 0, 0)
+    names = ("pad", "bos", "eos", "cls", "sep")
+    assert ids == {f"{n}_token_id": i for n, i in zip(names, numbers, strict=False)}
 
 
 def refusal(folder: Path, content: Any) -> str:

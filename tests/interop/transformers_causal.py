@@ -164,7 +164,9 @@ def test_transformers_loads_exported_models(
     assert (words.bos_token, words.bos_token_id, words.eos_token_id) == ("<|bos|>", 0, 0)
     assert words.model_max_length == 32
     assert (loaded.config.bos_token_id, loaded.generation_config.eos_token_id) == (0, 0)
-    written = loaded.generate(**words("It was", return_tensors="pt"), max_new_tokens=4)
+    given = words("It was", return_tensors="pt")
+    assert set(given) == {"input_ids", "attention_mask"}
+    written = loaded.generate(**given, max_new_tokens=4)
     assert words.decode(written[0], skip_special_tokens=True).startswith("It was")
 
 

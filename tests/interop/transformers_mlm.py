@@ -98,6 +98,11 @@ def test_transformers_loads_exported_models(
         assert words(text)["input_ids"] == own.encode(text).ids
     assert (words.mask_token_id, words.pad_token_id, words.unk_token_id) == (4, 0, 1)
     assert words.model_max_length == model.sequence_length
+    ids = {f"{name}_token_id": n for name, n in (("pad", 0), ("cls", 2), ("sep", 3))}
+    ids |= {"bos_token_id": None, "eos_token_id": None}
+    assert {name: getattr(loaded.config, name) for name in ids} == ids
+    with torch.no_grad():  # what the tokenizer makes is what the model takes
+        loaded.eval()(**words(TEXT, return_tensors="pt"))
     assert_same_probabilities(tmp_path / "hf", loaded, np.array([own.encode(TEXT).ids]))
     loaded.save_pretrained(tmp_path / "again")
     before, after = (weights.load(tmp_path / name) for name in ("hf", "again"))

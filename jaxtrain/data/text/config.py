@@ -7,7 +7,7 @@ for masked language models; ``Causal`` gives windows of a continuous token strea
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +23,7 @@ from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
 
 Made = TypeVar("Made")
-_MUCH_UNKNOWN = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
+_MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,15 +99,16 @@ class Masked(Text):
 
         parts = _parts(prepared, folder, facts, model.sequence_length, make)
         for split in SPLITS:
-            self._check_unknown(split, facts, parts[split], model, say)
+            self._check_lost(split, facts, parts[split].values(), model, say)
         length, sequences = model.sequence_length, _total(facts, "train", "examples")
         return self.opened(
             prepared,
             parts,
+            say,
             f"{_facts(prepared, facts, length)}; "
             f"padding {100 * _total(facts, 'train', 'padding') / (sequences * length):.2f}% "
             f"(measured), {100 * _total(facts, 'train', 'cut') / sequences:.0f}% end inside a "
-            f"sentence, {100 * _unknown(facts, 'train'):.2f}% of the characters are unknown to the "
+            f"sentence, {100 * _lost(facts, 'train'):.2f}% of the characters are lost by the "
             f"tokenizer, vocabulary {recipe.ids:,}",
         )
 
@@ -119,11 +120,11 @@ class Masked(Text):
                 "token, and [SEP]"
             )
 
-    def _check_unknown(
+    def _check_lost(
         self,
         name: Split,
         facts: "Facts",
-        sources: Sequence[MaskedSource],
+        sources: Iterable[MaskedSource],
         model: Any,
         say: Callable[[str], None],
     ) -> None:
@@ -132,7 +133,7 @@ class Masked(Text):
         Raises:
             InputError: no sequence of the split has a token to predict.
         """
-        unknown = _unknown(facts, name)
+        lost = _lost(facts, name)
         cure = "--data.tokenizer_kind bpe trains one that loses none"
         if self.tokenizer is not None or model.init_from is not None:
             cure += ", without --data.tokenizer and --model.init_from"
@@ -141,14 +142,14 @@ class Masked(Text):
                 f"no sequence of the {name} split has a token to predict: "
                 + (
                     f"its words are unknown to the tokenizer ([UNK]); {cure}"
-                    if unknown
+                    if lost
                     else "its texts are too short; add text"
                 )
             )
-        if unknown > _MUCH_UNKNOWN:
+        if lost > _MUCH_LOST:
             say(
-                f"warning: {100 * unknown:.2f}% of the characters of the {name} split are unknown "
-                f"to the tokenizer ([UNK]) and are never predicted: {cure}"
+                f"warning: {100 * lost:.2f}% of the characters of the {name} split are lost: the "
+                f"tokenizer turns them into [UNK], deletes them, or removes their accents: {cure}"
             )
 
 
@@ -231,6 +232,7 @@ class Causal(Text):
         return self.opened(
             prepared,
             parts,
+            say,
             f"{_facts(prepared, facts, length)}{fitted}; {bytes_per_token:.2f} bytes per token "
             f"(measured), vocabulary {recipe.ids:,}",
         )
@@ -246,19 +248,19 @@ def _parts(
     facts: Facts,
     length: int,
     make: Callable[[Streams, str], Made],
-) -> dict[Split, list[Made]]:
+) -> dict[Split, dict[int, Made]]:
     """Makes the source of examples of each split of each source of text, from its reader and its
-    fingerprint.
+    fingerprint; returns them by the number of the source of text. Those without text are omitted.
     """
-    recipe, parts = prepared.recipe, dict[Split, list[Made]]()
+    recipe, parts = prepared.recipe, dict[Split, dict[int, Made]]()
     for split in SPLITS:
-        parts[split] = []
+        parts[split] = {}
         for number, of_source in enumerate(facts):
             if examples := of_source[split]["examples"]:
                 prefix = str(folder / f"{number}.{split}")
                 streams = Streams(str(prepared.root), prefix, recipe.dtype.name, examples)
                 digest = cache.digest(of_source[split]["sha256"], recipe.key, length)
-                parts[split].append(make(streams, digest))
+                parts[split][number] = make(streams, digest)
     return parts
 
 
@@ -279,6 +281,6 @@ def _facts(prepared: Prepared, facts: Facts, sequence_length: int) -> str:
     return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
 
 
-def _unknown(facts: Facts, split: Split) -> float:
-    """Returns the fraction of the characters of a split that become [UNK]."""
-    return _total(facts, split, "unknown") / _total(facts, split, "characters")
+def _lost(facts: Facts, split: Split) -> float:
+    """Returns the fraction of the characters of a split that the tokens do not have."""
+    return _total(facts, split, "lost") / _total(facts, split, "characters")

@@ -5,10 +5,14 @@ See :data:`jaxtrain.data.text.specials.Form`.
 
 import array
 import itertools
+import json
 import re
+import unicodedata
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import tokenizers
 
 from jaxtrain.data.text import byte_level, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.specials import Form
@@ -24,6 +28,9 @@ _SENTENCE_END = re.compile(
     r"|[。！？][”’」』]*\s*"  # noqa: RUF001
 )
 
+# Of the kind "bpe": a replacement that loses no visible character.
+_ONE_SPACE = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
+
 
 class Encoded(NamedTuple):
     """The tokens of a document.
@@ -31,12 +38,13 @@ class Encoded(NamedTuple):
     Attributes:
         ids: token ids, with the special tokens between documents; empty if it has no tokens.
         ends: positions after each sentence, without the special tokens; none in the exact form.
-        unknown: number of characters that become [UNK].
+        lost: number of characters, without white space, that the tokens do not have: they become
+            [UNK], are deleted, or lose an accent. Case is not counted.
     """
 
     ids: "array.array[int]"
     ends: list[int]
-    unknown: int
+    lost: int
 
 
 class Encoder:
@@ -59,6 +67,7 @@ class Encoder:
         else:
             self._without_cuts = specials.plain(tokenizer.without_cuts(self._tokenizer))
             self._unk = specials.find(self._tokenizer, name).unk
+            self._losses = _Losses(self._tokenizer, self._unk)
 
     def __call__(self, texts: list[str]) -> list[Encoded]:
         """Encodes documents; the result for each does not depend on the others.
@@ -74,31 +83,36 @@ class Encoder:
         encoded = iter(self._encode([sentence for of_document in cut for sentence in of_document]))
         documents = []
         for of_document in cut:
-            ids, ends, unknown = array.array("I"), list[int](), 0
-            for of_sentence, unknown_here in itertools.islice(encoded, len(of_document)):
+            ids, ends, lost = array.array("I"), list[int](), 0
+            for of_sentence, lost_here in itertools.islice(encoded, len(of_document)):
+                lost += lost_here
                 if of_sentence:  # a sentence of control characters has no tokens
                     ids.extend(of_sentence)
                     ends.append(len(ids))
-                    unknown += unknown_here
+            if not ids and any(map(_has_letters, of_document)):  # to be counted, not omitted
+                ids.append(self._unk)
+                ends.append(1)
             if ids:
                 ids.extend(self._marks)
-            documents.append(Encoded(ids, ends, unknown))
+            documents.append(Encoded(ids, ends, lost))
         return documents
 
     def _encode(self, texts: list[str]) -> list[tuple[list[int], int]]:
-        """Returns the ids of each text, and how many characters became [UNK].
+        """Returns the ids of each text, and how many characters are lost.
 
         Offsets and the pre-tokenizer that cuts long words make tokenizing 20% and 10% slower, so
-        only texts in which [UNK] occurs without that pre-tokenizer are encoded with both.
+        only texts in which [UNK] occurs without that pre-tokenizer, or that have characters which
+        may be lost, are encoded with both.
         """
         fast = self._without_cuts.encode_batch_fast(texts, add_special_tokens=False)
         result = [(of_text.ids, 0) for of_text in fast]
-        again = [at for at, (ids, _) in enumerate(result) if self._unk in ids]
+        risky = self._losses.may_be_lost(texts)
+        again = [
+            at for at, (ids, _) in enumerate(result) if self._unk in ids or risky.search(texts[at])
+        ]
         slow = self._tokenizer.encode_batch([texts[at] for at in again], add_special_tokens=False)
         for at, of_text in zip(again, slow, strict=True):
-            spans = zip(of_text.ids, of_text.offsets, strict=True)
-            unknown = sum(end - start for token_id, (start, end) in spans if token_id == self._unk)
-            result[at] = of_text.ids, unknown
+            result[at] = of_text.ids, self._losses.count(texts[at], of_text)
         return result
 
     def _exact(self, texts: list[str]) -> list[Encoded]:
@@ -116,6 +130,88 @@ class Encoder:
                 )
             documents.append(Encoded(ids, [], 0))
         return documents
+
+
+class _Losses:
+    """Counts the characters of texts that a tokenizer loses.
+
+    Args:
+        tokenizer: the tokenizer; see :func:`jaxtrain.data.text.specials.plain`.
+        unk: its [UNK].
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, unk: int) -> None:
+        self._tokenizer, self._unk = tokenizer, unk
+        self._known = set[str]()
+        self._deleted, self._changed = set[str](), set[str]()
+        self._by_character = _is_by_character(tokenizer)
+        self._pattern = re.compile("(?!)" if self._by_character else "")
+
+    def may_be_lost(self, texts: Iterable[str]) -> re.Pattern[str]:
+        """Returns a pattern that all those texts contain in which a character is lost.
+
+        Texts in which one becomes [UNK] need not contain it.
+        """
+        new = set[str]().union(*texts) - self._known
+        for character in new:
+            if character.isspace():
+                continue
+            normalizer = self._tokenizer.normalizer
+            normal = normalizer.normalize_str(character) if normalizer else character
+            if not self._tokenizer.encode(character, add_special_tokens=False).ids:
+                self._deleted.add(character)
+            elif _marks(normal) < _marks(character):
+                self._changed.add(character)
+        self._known |= new
+        risky = self._deleted | self._changed
+        if self._by_character and not new.isdisjoint(risky):
+            self._pattern = re.compile(f"[{re.escape(''.join(sorted(risky)))}]")
+        return self._pattern
+
+    def count(self, text: str, encoding: tokenizers.Encoding) -> int:
+        """Returns how many characters of a text are lost in its tokens."""
+        lost = end = 0
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            lost += self._omitted(text[end:start])
+            if token_id == self._unk:
+                lost += max(0, stop - max(start, end))
+            elif self._changed:
+                lost += sum(map(self._changed.__contains__, text[max(start, end) : stop]))
+            end = max(end, stop)
+        return lost + self._omitted(text[end:])
+
+    def _omitted(self, text: str) -> int:
+        """Returns how many characters are lost between tokens.
+
+        A mark that composes a character with the one before (NFC) is not, although it has no token.
+        """
+        return sum(
+            c in self._deleted
+            or not (self._by_character or c.isspace() or unicodedata.category(c)[0] == "M")
+            for c in text
+        )
+
+
+def _is_by_character(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Returns whether characters that are deleted are so in every text."""
+    described = json.loads(tokenizer.to_str())
+    splitter, model = json.dumps(described["pre_tokenizer"]), described["model"]
+    normalizer = json.dumps(described["normalizer"])
+    # A BPE without [UNK] drops what it lacks, perhaps only at some places of a word.
+    drops = model["type"] == "BPE" and model.get("unk_token") is None
+    drops = drops and "ByteLevel" not in normalizer + splitter
+    replaces = '"Replace"' in normalizer and described["normalizer"] != _ONE_SPACE
+    return not (drops or replaces or '"Removed"' in splitter)
+
+
+def _marks(text: str) -> int:
+    """Returns the number of accents and vowel signs, also of those in composed characters."""
+    return sum(unicodedata.category(c)[0] == "M" for c in unicodedata.normalize("NFD", text))
+
+
+def _has_letters(text: str) -> bool:
+    """Returns whether a text has more than control and format characters and white space."""
+    return any(unicodedata.category(c)[0] not in "CZ" for c in text)
 
 
 def sentences(document: str) -> list[str]:

@@ -37,8 +37,8 @@ from jaxtrain.data.text.shards import (
     COLUMNS,
     DIGEST,
     ENDS,
+    LOST,
     TOKENS,
-    UNKNOWN,
     Made,
     Recipe,
 )
@@ -115,7 +115,7 @@ def lay_out(
 
     Returns:
         The folder, and counts for each source and split: ``documents``, ``tokens``, ``bytes``,
-        ``characters`` and how many of these are ``unknown``, ``examples``, and of packed ones
+        ``characters`` and how many of these are ``lost``, ``examples``, and of packed ones
         ``padding`` (positions) and ``cut`` (examples that end inside a sentence, or pieces that
         continue a document); and ``sha256``, a digest of the text.
 
@@ -313,7 +313,7 @@ class _Writer(contextlib.ExitStack):
             examples=examples,
             bytes=int(sums[BYTES]),
             characters=int(sums[CHARACTERS]),
-            unknown=int(sums[UNKNOWN]),
+            lost=int(sums[LOST]),
         )
         name, examples = made.folder.name.encode(), self._counts["examples"]
         row = (name, length, self._written, len(firsts), examples)
@@ -323,7 +323,7 @@ class _Writer(contextlib.ExitStack):
 
     def facts(self) -> dict[str, Any]:
         """Returns the counts and the digest, see :func:`lay_out`."""
-        names = ("documents", "tokens", "examples", "bytes", "characters", "unknown")
+        names = ("documents", "tokens", "examples", "bytes", "characters", "lost")
         counts = {name: self._counts[name] for name in (*names, "padding", "cut")}
         return {**counts, "sha256": self._content.hexdigest()}
 

@@ -45,12 +45,13 @@ from jaxtrain.storage import disks
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.terminal import Say
 
-COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, UNKNOWN = range(6)
+COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, LOST = range(6)
 """Of a document: its :func:`digest`; positions after its last token and its
-last sentence; its size in bytes of UTF-8 and in characters; how many of these become [UNK]."""
+last sentence; its size in bytes of UTF-8 and in characters; how many of these are lost
+(:class:`jaxtrain.data.text.encoding.Encoded`)."""
 GROUP_BYTES = 2**27
 LARGE_BYTES = 2**28  # of a file that is divided
-_VERSION = 2  # of the files and all rules that determine their contents: change it with those
+_VERSION = 3  # of the files and all rules that determine their contents: change it with those
 # Shards at once. With 30 ms per request, one alone takes 0.33 s, and each of eight 0.05 s.
 _FETCHES = 8
 _CHUNK_CHARACTERS = 1 << 20  # encoded together
@@ -327,7 +328,7 @@ class _Writer(contextlib.ExitStack):
             if not document.ids:
                 continue
             data = text.encode()
-            counts = len(document.ids), len(document.ends), len(data), len(text), document.unknown
+            counts = len(document.ids), len(document.ends), len(data), len(text), document.lost
             self._rows.extend((digest(data), *counts))
             self._ends.extend(document.ends)
             ids = np.frombuffer(document.ids, np.uint32)

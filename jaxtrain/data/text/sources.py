@@ -313,20 +313,31 @@ class Text(DataConfig):
         )
 
     def opened(
-        self, prepared: Prepared, parts: Mapping[Split, Sequence[Source]], summary: str
+        self,
+        prepared: Prepared,
+        parts: Mapping[Split, Mapping[int, Source]],
+        say: Callable[[str], None],
+        summary: str,
     ) -> Sources:
         """Combines the sources of examples into the result of ``open``.
 
         Args:
             prepared: the result of :meth:`prepare`.
-            parts: for each split, one source of examples for each source of text that has some.
+            parts: for each split, the source of examples of each source of text that has some.
+            say: prints a line on the console.
             summary: one line for the console.
         """
+        for number in range(1 + len(self.more_paths)):
+            if number not in parts["train"]:
+                say(f"warning: {prepared.corpora[number].name} has no text for training")
         content = prepared.recipe.tokenizer
         kept = transformers_files.beside(prepared.tokenizer)
         return Sources(
-            train=mixture.combine(parts["train"], self.weights),
-            val=mixture.combine(parts["val"], ()),
+            train=mixture.combine(
+                list(parts["train"].values()),
+                [self.weights[number] for number in parts["train"]] if self.weights else (),
+            ),
+            val=mixture.combine(list(parts["val"].values()), ()),
             files=prepared.files,
             bad=prepared.bad,
             summary=summary,

@@ -3,10 +3,12 @@
 Three kinds can be trained; their ids have no gaps. Two are for masked language models and begin
 with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4:
 
-* ``wordpiece``: text is lower-cased and stripped of accents, split at white space and punctuation,
-  and each word is split into the longest matching pieces of the vocabulary (BERT's uncased
-  tokenizer). Words are split after every 100 characters, also in the saved file: the library's
-  WordPiece takes quadratic time in the length of a word, and would turn longer words into [UNK].
+* ``wordpiece``: text is lower-cased, split at white space and punctuation, and each word is split
+  into the longest matching pieces of the vocabulary, as by BERT's uncased tokenizer. Accents and
+  vowel signs are kept: BERT's would delete the vowels of Hindi and the tones of Vietnamese. Equal
+  characters in composed and decomposed form are equal (NFC). Words are split after every 100
+  characters, also in the saved file: the library's WordPiece takes quadratic time in the length of
+  a word, and would turn longer words into [UNK].
   The file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
 * ``bpe``: byte-level byte-pair encoding (GPT-2's, RoBERTa's). It keeps case and can encode any
   text, but reduces each run of white space, including line ends, to one space.
@@ -57,10 +59,15 @@ def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
             max_input_chars_per_word=_LONGEST_WORD,
         )
     )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.normalizer = _normalizer()
     tokenizer.pre_tokenizer = _splitter()
     tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
     return _with_specials(tokenizer)
+
+
+def _normalizer() -> normalizers.Normalizer:
+    lower = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+    return normalizers.Sequence([normalizers.NFC(), lower])
 
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
@@ -214,7 +221,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
     distinct stretch is normalized once. Memory is bounded: above a million distinct stretches or
     words, the rarest so far are dropped.
     """
-    normalizer, splitter = normalizers.BertNormalizer(), _splitter()
+    normalizer, splitter = _normalizer(), _splitter()
 
     def split(stretch: str) -> Iterator[str]:
         for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(stretch)):

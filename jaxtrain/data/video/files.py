@@ -14,6 +14,7 @@ on the command line and with the last two also a folder): see :mod:`jaxtrain.dat
 
 import collections
 import csv
+import io
 import json
 import os
 import reprlib
@@ -286,17 +287,17 @@ def _listed(path: Path, where: str) -> Iterator[VideoFile]:
 
 
 def _entries(path: Path, where: str) -> Iterator[str]:
-    """Yields the paths in a list."""
+    """Yields the paths in a list, in which a line feed ends a line, and no other character does."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte-order mark
         raw: list[Any]
         match path.suffix.lower():
             case ".jsonl":
-                raw = [json.loads(line) for line in text.splitlines() if line.strip()]
+                raw = [json.loads(line) for line in text.split("\n") if line.strip()]
             case ".csv":
-                raw = list(csv.DictReader(text.splitlines()))
+                raw = list(csv.DictReader(io.StringIO(text)))
             case _:
-                lines = [line.strip() for line in text.splitlines()]
+                lines = [line.strip(" \t") for line in text.split("\n")]
                 raw = [line for line in lines if line and not line.startswith("#")]
                 if raw and not any(map(_looks_like_an_entry, raw)):
                     raise InputError(

@@ -1,10 +1,14 @@
 """Documents as token ids, by sentence or without any loss."""
 
+import array
+from typing import Any
+
 import pytest
 import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
-from jaxtrain.data.text import byte_level, encoding
-from jaxtrain.data.text.specials import Form
+from jaxtrain.data.text import byte_level, encoding, tokenizer
+from jaxtrain.data.text.specials import NAMES, Form
 from jaxtrain.errors import InputError
 
 TEXTS = [
@@ -29,7 +33,7 @@ def test_exact_tokens_have_every_byte_of_every_document() -> None:
     for text, document in zip(TEXTS, encoded, strict=True):
         assert document.ids[0] == 0
         assert words.decode(list(document.ids[1:]), skip_special_tokens=False) == text
-        assert (document.ends, document.unknown) == ([], 0)
+        assert (document.ends, document.lost) == ([], 0)
     assert encoder(words, "exact", 0)(TEXTS[2:3]) == encoded[2:3]
 
 
@@ -59,3 +63,63 @@ def test_documents_are_split_into_sentences() -> None:
         "はい。",
     ]
     assert encoding.sentences(" \n") == []
+
+
+def lossy(
+    normalizer: Any, splitter: Any = None, model: Any = None, *, letters: str = "ehनहか가."
+) -> tokenizers.Tokenizer:
+    """A tokenizer with BERT's names, and these letters at every place of a word."""
+    entries = [*NAMES, *letters, *(f"##{letter}" for letter in letters)]
+    vocab = {entry: number for number, entry in enumerate(entries)}
+    words = tokenizers.Tokenizer(model(vocab) if model else models.WordPiece(vocab))
+    words.add_special_tokens(list(NAMES))
+    if normalizer is not None:
+        words.normalizer = normalizer
+    words.pre_tokenizer = splitter or pre_tokenizers.BertPreTokenizer()
+    return words
+
+
+UNCASED = normalizers.BertNormalizer(lowercase=True)
+NO_URLS = normalizers.Replace(tokenizers.Regex(r"http\S+"), "")
+LONE_E = normalizers.Replace(tokenizers.Regex(r"\be\b"), "")
+NO_DOTS = pre_tokenizers.Sequence(
+    [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(tokenizers.Regex(r"\.+"), "removed")]
+)
+LOSSES = {
+    "nothing": (lossy(UNCASED), "e he  EHE\n\te", 0),
+    "a vowel sign": (lossy(UNCASED), "हु न", 1),
+    "a decomposed accent": (lossy(UNCASED), "he\u0301e", 1),
+    "a composed accent": (lossy(UNCASED), "hée é", 2),
+    "the mark of a kana": (lossy(UNCASED), "が か", 1),
+    "no mark of Hangul": (lossy(normalizers.NFC()), "가", 0),
+    "a zero-width space": (lossy(UNCASED), "h\u200be", 1),
+    "an unknown word": (lossy(UNCASED), "hex e", 3),
+    "an unknown word with an accent": (lossy(UNCASED), "éx é", 3),
+    "all accents": (lossy(normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
+                    "é ह", 1),
+    "a word that is replaced": (lossy(NO_URLS), "e http://e.e e", 10),
+    "a character that is replaced in some places": (lossy(LONE_E), "he e", 1),
+    "punctuation that is removed": (lossy(None, NO_DOTS), "e... e", 3),
+    "what a BPE without [UNK] lacks": (
+        lossy(None, None, lambda vocab: models.BPE(vocab, [])), "xe é e", 2,
+    ),
+    "a document without any token": (lossy(UNCASED), "ू ु", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_characters_that_are_deleted_changed_or_unknown_are_counted(name: str) -> None:
+    words, text, lost = LOSSES[name]
+    encode = encoder(words, "sentences", 3)
+    for documents in ([text], ["he", text, "hehe"], [text, text]):
+        counted = [encoded.lost for encoded in encode(documents)]
+        assert counted == [lost if document == text else 0 for document in documents]
+    assert encode([text])[0].ids[-1] == 3  # also a document without tokens is one
+
+
+def test_losses_are_counted_with_long_words_and_case_is_none() -> None:
+    words = tokenizer.train(["the longest of these words is here " * 4], 100)
+    encode = encoder(words, "sentences", 3)
+    assert [document.lost for document in encode(["THE WORDS", "es" * 200, "x ☃"])] == [0, 0, 2]
+    assert encode(["thé x the\u0301"])[0].lost == 1 + 3 + 3  # each word; a mark is in its character
+    assert encode(["\u200b"])[0] == encoding.Encoded(array.array("I"), [], 1)

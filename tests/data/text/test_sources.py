@@ -21,7 +21,7 @@ from data.text.small_text import (
     write,
 )
 
-from jaxtrain.data import sampler
+from jaxtrain.data import mixture, sampler
 from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.text import Causal, Masked, layout, specials, vocabulary
 from jaxtrain.data.text import rows as text_rows
@@ -63,6 +63,35 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     unweighted = opened(folder, cache, more_paths=(str(other),)).train
     assert isinstance(unweighted, Mixture)
     assert unweighted.per_epoch == unweighted.sizes
+
+
+def test_weights_follow_their_sources(
+    folder: Path, other: Path, cache: Path, tmp_path: Path
+) -> None:
+    """The second source's file for training is broken, so the weights of the others remain."""
+    words = tmp_path / "tokenizer.json"
+    words_of(opened(folder, cache)).save(str(words))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "train.txt").write_bytes(b"\xff" * 20)
+    (broken / "val.txt").write_text("a rose is a rose " * 50)
+    said: list[str] = []
+    config = Masked(
+        path=str(folder),
+        more_paths=(str(broken), str(other)),
+        weights=(1.0, 8.0, 3.0),
+        max_bad_share=0.5,
+        tokenizer=str(words),
+        batch_size=2,
+        cache_dir=str(tmp_path),
+    )
+    got = config.open(Model(), seed=0, say=said.append)
+    assert isinstance(got.train, Mixture)
+    size = len(got.train)
+    assert got.train.per_epoch == tuple(mixture.shared_out(size, (1, 3)))
+    assert said.count(f"warning: --data.more_paths {broken} has no text for training") == 1
+    alone = dataclasses.replace(config, more_paths=(str(broken),), weights=(1.0, 8.0))
+    assert len(alone.open(Model(), seed=0, say=silent).train) == got.train.sizes[0]
 
 
 def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path) -> None:
@@ -312,14 +341,15 @@ CORPORA = {
     "DNA": _random("ACGT", word=300),
     "URLs": "".join(f"https://site{n % 7}.org/{n}?q={'x' * (n % 150)} \n" for n in range(400)),
     "rare characters": _random("".join(map(chr, range(0x4E00, 0x4E00 + 900))) + "abc ", word=20),
-    "accents and white space": _random("aé \t\u00a0\u0301ü가", word=40),
+    "vowel signs": "हिन्दी में स्वर चिह्न महत्वपूर्ण हैं।\nภาษาไทยมีวรรณยุกต์ที่สำคัญ\nTiếng Việt\n" * 90,
+    "accents and white space": _random("aé \t\u00a0ü가", word=40) + "e\u0301",
 }
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "wordpiece") for name in CORPORA), ("rare characters", "bpe")]
 )
-def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
+def test_the_characters_that_the_tokenizer_loses_are_counted(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     """Against a count with the tokenizers package alone, over complete documents."""
@@ -334,24 +364,27 @@ def test_the_characters_that_the_tokenizer_does_not_know_are_counted(
     words = words_of(sources)
     manifest = json.loads(next(tmp_path.glob("text/layout-*/manifest.json")).read_text())
     (facts,) = manifest["sources"]
-    total = unknown = 0
+    total = lost = 0
     for text in documents:
         encoded = words.encode(text, add_special_tokens=False)
-        spans = zip(encoded.ids, encoded.offsets, strict=True)
-        unknown += sum(end - start for token_id, (start, end) in spans if token_id == 1)
+        covered = set[int]()
+        for token_id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            covered |= set(range(start, end)) if token_id != 1 else set()
+        omitted = (text[n] for n in range(len(text)) if n not in covered)
+        lost += sum(not c.isspace() and c != "\u0301" for c in omitted)  # é is one character
         total += len(text)
     counted = {
-        fact: sum(split[fact] for split in facts.values()) for fact in ("characters", "unknown")
+        fact: sum(split[fact] for split in facts.values()) for fact in ("characters", "lost")
     }
-    assert counted == {"characters": total, "unknown": unknown}
+    assert counted == {"characters": total, "lost": lost}
     train = facts["train"]
-    share = train["unknown"] / train["characters"]
-    assert f"{100 * share:.2f}% of the characters are unknown to the tokenizer" in sources.summary
+    share = train["lost"] / train["characters"]
+    assert f"{100 * share:.2f}% of the characters are lost by the tokenizer" in sources.summary
     warned = [line for line in said if "--data.tokenizer_kind bpe trains one that" in line]
     assert any("the train split" in line for line in warned) == (share > 0.02)
     if kind == "wordpiece":
         assert (share > 0.02) == (name == "rare characters")
-    assert kind != "bpe" or not unknown
+    assert kind != "bpe" or not lost
 
 
 def test_text_without_a_token_to_predict_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import get_args
@@ -41,12 +42,32 @@ def test_unknown_and_rare_characters_become_unk() -> None:
 
 def test_wordpiece_encodes_like_bert() -> None:
     words = tokenizer.train([TEXT], 300)
-    assert words.encode("TOKENIZER").ids == words.encode("tökenizer").ids
+    assert words.encode("TOKENIZER").ids == words.encode("tokenizer").ids
     assert words.encode("a", "b").tokens == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
     assert words.encode("a", "b").type_ids == [0, 0, 0, 1, 1]
     assert words.encode("x [MASK]").ids[-2] == 4
     text = "the vocabulary of a tokenizer"
     assert words.decode(words.encode(text).ids) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "हिन्दी में स्वर चिह्न महत्वपूर्ण हैं",
+        "ภาษาไทยมีวรรณยุกต์ที่สำคัญ",
+        "tiếng việt ma má mà mả mã mạ",
+        "le garçon a mangé où tu étais",
+        "ひらがな が パーティー ぴ",
+        "בְּרֵאשִׁית",
+        "한국어 텍스트",
+    ],
+)
+def test_wordpiece_keeps_accents_and_vowel_signs(text: str) -> None:
+    words = tokenizer.train([f"{text} " * 3], 300)
+    assert words.decode(words.encode(text).ids) == text
+    for form in ("NFC", "NFD"):  # as macOS writes names of files
+        other = unicodedata.normalize(form, text.upper())
+        assert words.encode(other).ids == words.encode(text).ids
 
 
 def test_training_is_the_same_in_every_process() -> None:
@@ -144,13 +165,14 @@ def test_the_characters_to_merge_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_counting_stretches_equals_normalizing_documents() -> None:
-    """Control characters join words, some characters become several, and accents are removed."""
+    """Control characters join words, and some characters become several."""
     rng = random.Random(0)
     odd = [*map(chr, range(0x3100)), *"字漢\uf900\ufb01\ufffd🙂가\U00010400", *(" \n\t\r" * 500)]
     texts = ["".join(rng.choices(odd, k=rng.randrange(300))) for _ in range(300)]
     texts += [TEXT, " \n ", "", "字" * 150 + "é" * 101 + " Q" * 120, "x" * 100 + " " + "x" * 101]
     texts += ["A" * 250, "b" * 100 + ",", "c" * 101 + ".", "가" * 60, "x-" * 80]
-    normalizer = tokenizers.normalizers.BertNormalizer()
+    lower = tokenizers.normalizers.BertNormalizer(strip_accents=False)
+    normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), lower])
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     expected: Counter[str] = Counter()
     for text in texts:
@@ -184,7 +206,7 @@ def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alphabet", ["ACGT", "ACDEFGHIKLMNPQRSTVWY", "กขคงจฉชซ", "가나다라마바"])
 def test_long_words_are_cut(alphabet: str) -> None:
-    """For training as for encoding; Hangul is decomposed first, into more characters."""
+    """For training as for encoding."""
     rng = random.Random(0)
     word = "".join(rng.choices(alphabet, k=1050))
     trained = tokenizer.train([f"{word} {word}"], 200)

@@ -1,5 +1,7 @@
 """The files at a path, and their split."""
 
+import csv
+import json
 import tarfile
 from pathlib import Path
 
@@ -58,6 +60,22 @@ def test_paths_in_lists_are_relative_to_the_list(tmp_path: Path, name: str, text
         ("a.mp4", str(tmp_path / "a.mp4")),
         ("sub/b.mp4", str(tmp_path / "sub/b.mp4")),
     ]
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])
+def test_names_in_lists_may_have_any_character_but_a_line_feed(kind: str, tmp_path: Path) -> None:
+    """str.splitlines() ends lines at eight further characters."""
+    names = [f"{c}a{c}b{c}.mp4" for c in "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\u00a0"]
+    names += ['with "quotes", commas.mp4', "tab\there.mp4"]
+    with open(tmp_path / f"l.{kind}", "w", encoding="utf-8", newline="") as file:
+        if kind == "txt":
+            file.write("\r\n".join(names))
+        elif kind == "jsonl":
+            file.writelines(json.dumps({"path": n}, ensure_ascii=False) + "\n" for n in names)
+        else:
+            writer = csv.writer(file)
+            writer.writerows([["caption", "path"], *(["two\nlines", name] for name in names)])
+    assert sorted(one.name for one in _find(tmp_path / f"l.{kind}")) == sorted(names)
 
 
 @pytest.mark.parametrize(
