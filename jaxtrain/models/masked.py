@@ -17,13 +17,11 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
-from jaxtrain.ops import token_frequencies
+from jaxtrain.ops import output_layer, token_frequencies
 from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Gathered,
     Remat,
-    add_shared,
-    cross_entropy,
     embed,
     gelu,
     layer_norm,
@@ -190,64 +188,11 @@ class Head(nnx.Module):
     def __call__(
         self, embedding: WordEmbedding, words: Copies | None, x_BMD: jax.Array, dtype: str
     ) -> jax.Array:
-        """Maps [B, M, D] to logits [B, M, more than V] in `dtype`, without the bias.
-
-        The logits of tokens from V on, which do not exist, are 0.
-        """
+        """Maps [B, M, D] to the products of :mod:`jaxtrain.ops.output_layer`, without the bias."""
         h_BMD = self.norm(gelu(self.dense(x_BMD)))
         if words is None:
-            return _product(dtype, embedding.word[...], h_BMD)
-        return words.use(functools.partial(_product, dtype), h_BMD)
-
-    def logits(self, product_BMV: jax.Array) -> jax.Array:
-        """Returns float32 logits [B, M, V] from the result of a call."""
-        bias = self.bias[...]
-        return add_shared(product_BMV[..., : bias.shape[0]].astype(jnp.float32), bias)
-
-    def costs(self, product_BMV: jax.Array, targets_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the result of :func:`cross_entropy` from that of a call."""
-        bias = self.bias[...].astype(jnp.float32)
-        missing = product_BMV.shape[-1] - bias.shape[0]
-        bias = jnp.pad(bias, (0, missing), constant_values=-jnp.inf)
-        return cross_entropy(product_BMV, targets_BM, bias=bias)
-
-
-# Tokens per unit of the output layer. Rows of 30,522 bfloat16 logits, of BERT's vocabulary, begin
-# at multiples of 4 bytes, and loads of 16 bytes must not.
-_UNIT = 64
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(dtype: str, word_VD: jax.Array, h_BMD: jax.Array) -> jax.Array:
-    """Multiplies vectors by all token vectors, and by zeros up to a multiple of `_UNIT` tokens.
-
-    Keeps the token vectors themselves for the backward pass, not the padded ones: these would stay
-    in memory where the vectors are gathered from shards (:func:`jaxtrain.ops.layers.remat`).
-    """
-    return jnp.einsum("bmd,vd->bmv", h_BMD, _padded(word_VD), preferred_element_type=dtype)
-
-
-def _padded(word_VD: jax.Array) -> jax.Array:
-    return jnp.pad(word_VD, ((0, -word_VD.shape[0] % _UNIT), (0, 0)))
-
-
-def _product_forward(
-    dtype: str, word_VD: jax.Array, h_BMD: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(dtype, word_VD, h_BMD), (word_VD, h_BMD)
-
-
-def _product_backward(
-    dtype: str, kept: tuple[jax.Array, jax.Array], grad_BMV: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    del dtype
-    word_VD, h_BMD = kept
-    low_BMV = grad_BMV.astype(h_BMD.dtype)
-    of_word = jnp.einsum("bmv,bmd->vd", low_BMV, h_BMD)[: word_VD.shape[0]]
-    return of_word, jnp.einsum("bmv,vd->bmd", low_BMV, _padded(word_VD))
-
-
-_product.defvjp(_product_forward, _product_backward)
+            return output_layer.products(dtype, embedding.word[...], h_BMD)
+        return words.use(functools.partial(output_layer.products, dtype), h_BMD)
 
 
 class MaskedModel(Model):
@@ -294,33 +239,21 @@ class MaskedModel(Model):
         segments_BS: jax.Array | None = None,
     ) -> jax.Array:
         """Returns float32 logits [B, M, V] at these positions only."""
-        product_BMV = self._product_at(tokens_BS, positions_BM, keys_B, segments_BS, "float32")
-        return self.head.logits(product_BMV)
+        products = self._products_at("float32", tokens_BS, positions_BM, keys_B, segments_BS)
+        return output_layer.logits(products, self.head.bias[...])
 
-    def _product_at(
-        self,
-        tokens_BS: jax.Array,
-        positions_BM: jax.Array,
-        keys_B: jax.Array | None,
-        segments_BS: jax.Array | None,
-        dtype: str,
+    def _products_at(
+        self, dtype: str, tokens_BS: jax.Array, at_BM: jax.Array, keys_B: Any, segments_BS: Any
     ) -> jax.Array:
         words = self.embeddings.words(tokens_BS.shape[0])
-        x_BSD = self.hidden_states(tokens_BS, keys_B, segments_BS, words)
-        x_BMD = take_positions(x_BSD, positions_BM)
-
-        def product(
-            head: Head, embedding: WordEmbedding, words: Copies | None, x_BMD: jax.Array
-        ) -> jax.Array:
-            return head(embedding, words, x_BMD, dtype)
-
-        return remat(product, self.remat)(self.head, self.embeddings, words, x_BMD)
+        x_BMD = take_positions(self.hidden_states(tokens_BS, keys_B, segments_BS, words), at_BM)
+        products = remat(lambda head, *given: head(*given, dtype), self.remat)
+        return products(self.head, self.embeddings, words, x_BMD)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the cross-entropy over predicted positions, in nats, and `accuracy`.
 
-        Logits are rounded to the dtype of the vectors, as those of
-        :func:`jaxtrain.ops.chunked_loss.predict` with a gradient, and as PyTorch's autocast does.
+        Logits are rounded to the dtype of the vectors, as those of causal models.
         """
         return self._loss(batch, keys_B, str(self.embeddings.word[...].dtype))
 
@@ -349,17 +282,14 @@ class MaskedModel(Model):
         self, batch: Batch, keys_B: jax.Array | None, dtype: str
     ) -> tuple[jax.Array, jax.Array, Sums]:
         segments_BS = batch["segments"] if self.attend == "document" else None
-        product_BMV = self._product_at(
-            batch["tokens"], batch["positions"], keys_B, segments_BS, dtype
+        products = self._products_at(
+            dtype, batch["tokens"], batch["positions"], keys_B, segments_BS
         )
-        cost_BM, right_BM = self.head.costs(product_BMV, batch["targets"])
+        cost_BM, right_BM = output_layer.costs(products, self.head.bias[...], batch["targets"])
         weight_BM = batch["target_weights"] * batch["weight"][:, None]
         weight = weight_BM.sum()
-        return (
-            (cost_BM * weight_BM).sum(),
-            weight,
-            {"accuracy": ((right_BM * weight_BM).sum(), weight)},
-        )
+        accuracy = (right_BM * weight_BM).sum(), weight
+        return (cost_BM * weight_BM).sum(), weight, {"accuracy": accuracy}
 
 
 def _row(vector: nnx.Param[jax.Array]) -> jax.Array:

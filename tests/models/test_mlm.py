@@ -16,7 +16,7 @@ from training import toy
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import masked, mlm, modern_bert
-from jaxtrain.ops import attention, per_device
+from jaxtrain.ops import attention, output_layer, per_device
 from jaxtrain.ops.layers import cross_entropy, gelu
 from jaxtrain.training import state
 
@@ -219,11 +219,10 @@ def test_the_padded_output_layer_has_the_numbers_of_a_plain_one(words: int) -> N
 
     def cost(word: Any, x: Any, bias: Any) -> Any:
         head = masked.Head(lambda x: x, norm, words)
-        head.bias = nnx.Param(bias)
-        product = head(SimpleNamespace(word=word), None, x, "float32")
-        assert product.shape == (2, 3, 64)
-        costs, right = head.costs(product, targets)
-        return (costs * (1 + targets)).sum(), (right, head.logits(product))
+        products = head(SimpleNamespace(word=word), None, x, "float32")
+        assert products.shape == (2, 3, 64)
+        costs, right = output_layer.costs(products, bias, targets)
+        return (costs * (1 + targets)).sum(), (right, output_layer.logits(products, bias))
 
     def plain(word: Any, x: Any, bias: Any) -> Any:
         logits = jnp.einsum("bmd,vd->bmv", norm(gelu(x)), word) + bias[None, None]
