@@ -6,9 +6,11 @@ batch on the devices while a step runs.
 """
 
 import contextlib
+import dataclasses
 import gc
 import math
 import queue
+import re
 import signal
 import threading
 import time
@@ -35,6 +37,8 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 # the same file descriptor (0.2.18). The order is endless anyway.
 _ENDLESS = 2**40  # batches
 
+_KILLED = re.compile(r"terminated unexpectedly with exit code -(\d+)")  # Grain, of a worker
+
 _LOOK_EVERY_S = 0.002  # whether the devices still compute, while the loop waits for a batch
 
 
@@ -57,6 +61,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
         workers: number of worker processes.
+        lost: why the workers have ended, if the system has killed one of them; else "". Batches
+            then come from this process, so that the run can agree on its end, and save.
 
     Raises:
         InputError: the system does not allow that many workers.
@@ -88,7 +94,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         )
         self.wait_s = 0.0
         self._results: list[Any] = []
-        self.workers = workers
+        self.workers, self.lost = workers, ""
         self.ids = np.empty(0, np.int64)
         self._to_devices = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
@@ -102,6 +108,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self._parts = worker_count.parts_per_batch(local, workers, devices, block)
         # The order of the parts is that of the rows.
         part_rows = local // self._parts
+        self._rows, self._part_rows, self._made = rows, part_rows, 0
         self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
         # Three batches are on the devices: in the step, in the queue, and with the thread.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
@@ -144,13 +151,18 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self._thread.join(timeout=0.05)
         self._drop_ready()  # the last batch in the queue would keep Grain's shared memory alive
         self._ready.put(StopIteration())  # ends a thread that waits for a batch
+        self._close_host()
+        # jax releases the last host arrays it received only when Python collects garbage.
+        gc.collect()
+        _await_freed_memory()
+        if self.lost:
+            worker_process.free_shared_memory()
+
+    def _close_host(self) -> None:
         close = getattr(self._host, "close", None)
         if close is not None:  # at exit, Grain prints errors about iterators left open
             close()
         self._host = iter(())  # the closed iterator may still hold batches
-        # jax releases the last host arrays it received only when Python collects garbage.
-        gc.collect()
-        _await_freed_memory()
 
     def _drop_ready(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -164,13 +176,32 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             # No variable here may hold a batch: it would keep Grain's shared memory to the end.
-            while self._offer(self._item([next(self._host) for _ in range(self._parts)])):
+            while self._offer(self._item(self._local())):
                 pass
         except (InputError, RunAgain) as error:  # the main thread raises it, and prints one line
             # The traceback would keep parts of a batch, and so Grain's shared memory, to the end.
             self._offer(error.with_traceback(None))
         except BaseException as error:
             self._offer(error)
+
+    def _local(self) -> list[HostArrays]:
+        """Returns the parts of the next batch."""
+        try:
+            return self._parts_of_next()
+        except RuntimeError as error:
+            self.lost = self.lost or _why_lost(error, self.workers)
+            if not self.lost:
+                raise
+        self._close_host()
+        seen = self._made * self._rows.batch_size
+        rest = dataclasses.replace(self._rows, start=self._rows.start + seen)
+        self._host = _read(rest, self._part_rows, workers=0, prefetch=1)
+        return self._parts_of_next()
+
+    def _parts_of_next(self) -> list[HostArrays]:
+        local = [next(self._host) for _ in range(self._parts)]
+        self._made += 1
+        return local
 
     def _item(self, local: list[HostArrays]) -> tuple[dict[str, jax.Array], np.ndarray]:
         ids = np.concatenate([part.pop(sampler.ID) for part in local])
@@ -184,6 +215,19 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             except queue.Full:
                 continue
         return False
+
+
+def _why_lost(error: RuntimeError, workers: int) -> str:
+    """Returns which signal killed a worker, and the fix; "" for other errors."""
+    killed = _KILLED.search(str(error))
+    if killed is None:
+        return ""
+    name = signal.Signals(int(killed[1])).name
+    cure = "give /dev/shm more space" if name == "SIGBUS" else "if memory was short, free some"
+    return (
+        f"one of {workers} processes that load examples was killed ({name}): {cure}, or use fewer "
+        "(--data.workers)"
+    )
 
 
 class ValidationBatches:

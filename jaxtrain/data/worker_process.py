@@ -13,6 +13,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import shared_memory
+from pathlib import Path
 from typing import cast
 
 import absl.logging
@@ -36,11 +38,33 @@ def prepare(worker: int, workers: int) -> None:
     accelerator memory.
     """
     del worker, workers
+    shared_memory._SHM_NAME_PREFIX = _shared_prefix(os.getppid())  # type: ignore[attr-defined]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def free_shared_memory() -> None:
+    """Frees what workers of this process held when they were killed.
+
+    Otherwise, Python's resource tracker does so at exit, with a warning.
+    """
+    prefix = _shared_prefix(os.getpid())
+    for path in Path("/dev/shm").glob(f"{prefix.removeprefix('/')}*"):
+        with contextlib.suppress(OSError):  # freed just now
+            memory = shared_memory.SharedMemory(path.name)
+            memory.close()
+            memory.unlink()
+
+
+def _shared_prefix(parent: int) -> str:
+    """Returns how the names begin of shared memory that workers of a process make.
+
+    Names have at most 14 characters, of which a prefix may take 10.
+    """
+    return f"/jt{parent:x}_"
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain import config
+from jaxtrain import config, terminal
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
@@ -154,6 +154,8 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
         run, recorder.done, setup.total, decision, stopped_early, setup.stopping.why
     )
     log.say(ending)
+    if setup.stopping.why and jax.process_index():  # the others do not know why
+        terminal.warn(setup.stopping.why)
     program, typed = invocation.program(), run_summary.typed(run, flags)
     if decision != CONTINUE:
         again = run_summary.resume_command(program, typed, setup.shown)

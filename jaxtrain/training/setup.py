@@ -656,7 +656,13 @@ def open_step(
             replays.rewound if replays else lambda position: None,
         ),
         replay=replays,
-        stopping=Stopping(signals, data.broken_file_limit, directory.mesh, run.loop.max_hours),
+        stopping=Stopping(
+            signals,
+            data.broken_file_limit,
+            directory.mesh,
+            run.loop.max_hours,
+            lambda: batches.lost,
+        ),
         log=log,
         uploader=uploader,
     )

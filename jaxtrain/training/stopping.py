@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 
 from jax.sharding import Mesh
 
@@ -11,11 +12,13 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
-CONTINUE, STOP_SIGTERM, STOP_SIGHUP, STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(6)
-STOP_HOPELESS = 6  # decided at a validation, not requested
+CONTINUE, STOP_LOST_WORKER, STOP_SIGTERM, STOP_SIGHUP = range(4)
+STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(4, 7)
+STOP_HOPELESS = 7  # decided at a validation, not requested
 _BY_SIGNAL = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGHUP": STOP_SIGHUP, "SIGINT": STOP_SIGINT}
 EXIT_CODES = {
     CONTINUE: DONE,
+    STOP_LOST_WORKER: RUN_AGAIN,
     STOP_SIGTERM: RUN_AGAIN,
     STOP_SIGHUP: RUN_AGAIN,
     STOP_MAX_HOURS: INTERRUPTED,  # not RUN_AGAIN: a launcher would start the run again
@@ -24,6 +27,7 @@ EXIT_CODES = {
     STOP_HOPELESS: HOPELESS,
 }
 REASONS = {
+    STOP_LOST_WORKER: "stopped, because loading examples failed",
     STOP_SIGTERM: "stopped by SIGTERM",
     STOP_SIGHUP: "stopped because the terminal or the connection was closed (SIGHUP)",
     STOP_MAX_HOURS: "stopped because loop.max_hours is over",
@@ -42,10 +46,11 @@ class Stopping:
         broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
         max_hours: time limit since the start of the program, in hours; None for no limit.
+        lost: returns why this process's workers have ended; "" if they have not.
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
-        why: what :meth:`end` was given.
+        why: what :meth:`end` was given, or why this process's workers have ended.
     """
 
     def __init__(
@@ -54,9 +59,10 @@ class Stopping:
         broken_file_limit: BrokenFileLimit,
         mesh: Mesh,
         max_hours: float | None = None,
+        lost: Callable[[], str] = str,
     ) -> None:
         self._signals = signals
-        self._broken_file_limit = broken_file_limit
+        self._broken_file_limit, self._lost = broken_file_limit, lost
         self._end_at = math.inf if max_hours is None else signals.began + max_hours * 3600
         self._requests = Exchange(mesh, largest=[_REQUEST])
         self.decision, self.why = CONTINUE, ""
@@ -72,13 +78,11 @@ class Stopping:
         """
         if self.decision != CONTINUE:  # by agreed() or end()
             return True
-        self.decision = int(self._requests.delayed(self._own()).get(_REQUEST, CONTINUE))
-        return self.decision != CONTINUE
+        return self._decided(self._requests.delayed(self._own()).get(_REQUEST, CONTINUE))
 
     def agreed(self) -> bool:
         """Returns whether all processes stop now; waits until all of them call it."""
-        self.decision = int(self._requests.now(self._own())[_REQUEST])
-        return self.decision != CONTINUE
+        return self._decided(self._requests.now(self._own())[_REQUEST])
 
     def end(self, why: str) -> None:
         """Ends the run for a reason that all processes have found alike."""
@@ -88,9 +92,16 @@ class Stopping:
         """Notes that the loop has ended, so that a signal no longer stops it."""
         self._signals.no_more_steps()
 
+    def _decided(self, request: float) -> bool:
+        self.decision = int(request)
+        if self.decision == STOP_LOST_WORKER:
+            self.why = self._lost()
+        return self.decision != CONTINUE
+
     def _own(self) -> dict[str, float]:
         """Returns the request of this process."""
         if self._broken_file_limit.stop_reason():
             return {_REQUEST: STOP_BAD_DATA}
         by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
-        return {_REQUEST: max(by_time, _BY_SIGNAL[self._signals.received_signal])}
+        by_worker = STOP_LOST_WORKER if self._lost() else CONTINUE
+        return {_REQUEST: max(by_time, by_worker, _BY_SIGNAL[self._signals.received_signal])}

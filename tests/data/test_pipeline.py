@@ -2,8 +2,10 @@
 
 import collections
 import dataclasses
+import multiprocessing
 import os
 import resource
+import signal
 import threading
 import time
 from multiprocessing.shared_memory import SharedMemory
@@ -244,3 +246,24 @@ def test_closing_leaves_no_shared_memory_and_does_not_wait_for_blocked_workers(
     assert time.monotonic() - began < 15  # Grain gives up after 25 s
     assert len(opened) >= 3
     assert sorted(freed) == sorted(opened)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_workers_and_no_example_is_lost(tmp_path: Path) -> None:
+    """What it held in shared memory is freed: otherwise, Python warns at exit."""
+    wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
+    batches = training_batches(tmp_path, Wide(SIZE), workers=1, x=wide)
+    try:
+        ids = [next(batches) and batches.ids for _ in range(2)]
+        (worker,) = (p for p in multiprocessing.active_children() if "grain" in p.name)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        while not batches.lost:
+            ids += [next(batches) and batches.ids]
+        ids += [next(batches) and batches.ids for _ in range(3)]
+    finally:
+        batches.close()
+    order = sampler.Order(SIZE, seed=3)
+    assert np.concatenate(ids).tolist() == [order(n) for n in range(8 * len(ids))]
+    assert batches.lost.startswith("one of 1 processes that load examples was killed (SIGKILL): ")
+    assert not list(Path("/dev/shm").glob(f"jt{os.getpid():x}_*"))

@@ -44,6 +44,17 @@ def test_after_max_hours_no_launcher_restarts_the_run() -> None:
     assert stopping.EXIT_CODES[decides.decision] == 130
 
 
+def test_a_lost_worker_ends_the_run_for_a_restart_unless_another_reason_is_there() -> None:
+    for signal, code in ((None, 75), ("SIGTERM", 75), ("SIGINT", 130)):
+        decides = at(0.0, None)
+        assert not decides.agreed()
+        decides._lost = lambda: "one of 2 processes was killed"
+        decides._signals.received_signal = signal
+        assert decides.agreed()
+        assert stopping.EXIT_CODES[decides.decision] == code
+        assert decides.why == ("" if signal else "one of 2 processes was killed")
+
+
 @pytest.mark.long  # the tests above decide; test_gates.py in memory
 def test_max_hours_and_then_a_gate_end_a_run_that_is_saved(tmp_path: Path) -> None:
     """A run that a gate has ended is not continued unnoticed."""
