@@ -154,23 +154,33 @@ class _Stopped(BaseException):  # no error of an item, so its function must not 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Worker processes on this machine.
+    """Worker processes on this machine; a thread in a process that may start no others.
 
     Attributes:
         workers: number of processes.
+        say: prints a message.
     """
 
     workers: int
+    say: Callable[[str], None] = terminal.say
 
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
-        """Implements :meth:`Engine.map`."""
+        """Implements :meth:`Engine.map`.
+
+        Raises:
+            RunAgain: workers end before they begin.
+        """
+        if not worker_process.may_start():
+            self.say("this process is a worker of a pool, and may start no others: it works alone")
+            yield from Threads(1).map(begin, items)
+            return
         killed: list[Item] = []
         yield from self._map_once(begin, iter(items), self.workers, killed)
         again: list[Item] = []
         # Alone, because the system may have killed them for the memory that others had.
-        yield from self._map_once(begin, iter(killed), 1, again)
+        yield from self._map_once(begin, iter(killed), 1, again, alone=True)
         yield from ((item, None) for item in again)
 
     def _map_once(
@@ -179,6 +189,8 @@ class Processes:
         waiting: Iterator[Item],
         workers: int,
         killed: list[Item],
+        *,
+        alone: bool = False,
     ) -> Iterator[tuple[Item, Result | None]]:
         """Yields the results of items that do not kill their workers.
 
@@ -190,9 +202,11 @@ class Processes:
             waiting: the items.
             workers: number of processes.
             killed: receives the items that kill their workers.
+            alone: whether the death of a worker that has not begun is no longer tried again.
         """
         worker_count.allow_files(worker_count.files_needed(workers, 0))
         idle: list[Connection] = []
+        starting = set[Connection]()
         running: dict[Connection, Item] = {}
         with contextlib.ExitStack() as stack:
             numbers = itertools.count()
@@ -203,7 +217,7 @@ class Processes:
                         worker.send(item)
                     except (IndexError, OSError):  # none is idle, or it died after its last item
                         worker = stack.enter_context(_process(begin, next(numbers)))
-                        worker.send(item)
+                        starting.add(worker)
                     running[worker] = item
                 if not running:
                     return
@@ -212,7 +226,17 @@ class Processes:
                     item = running.pop(worker)
                     try:
                         result, error = worker.recv()
-                    except (EOFError, OSError):
+                        if worker in starting:  # it was told that the worker has begun
+                            starting.remove(worker)
+                            worker.send(item)
+                            running[worker] = item
+                            continue
+                    except (EOFError, OSError) as ended:
+                        if alone and worker in starting:
+                            raise RunAgain(
+                                "a worker process ended before it began: if it printed an error, "
+                                "correct that; if memory was short, free some"
+                            ) from ended
                         killed.append(item)
                         continue
                     if error is not None:
@@ -249,6 +273,7 @@ def _serve(pipe: Connection, begin: Begin[Any, Any], number: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all cores
     worker_process.end_with_parent()
     process = None
+    pipe.send((None, None))  # it has begun
     while True:
         item = pipe.recv()
         result: Any = None

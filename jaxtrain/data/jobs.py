@@ -45,7 +45,7 @@ KILLS = (
 )
 _SET, _COMPLETE, _RECORDS = f"{WORK}/set.json", f"{WORK}/complete.json", f"{WORK}/records"
 _THREADS, _AT_ONCE = 32, 1000  # that read records, and records in memory
-_NAMED = 20  # failed items that the console lists
+_NAMED = 20  # failed items, and notes, that the console lists
 
 Record = dict[str, Any]
 Make = Callable[["Item", Path], Record]
@@ -197,7 +197,7 @@ def run(
                 tally.add(record)
             else:
                 todo.append(item)
-        skipped, failed = tally.made, len(tally.failed)
+        skipped, failed, notes = tally.made, len(tally.failed), 0
         if tally.count:
             before = f"; {failed:,} failed before, without a change since" if failed else ""
             say(f"{skipped:,} of {len(mine):,} {things} are already done{before}")
@@ -207,6 +207,7 @@ def run(
             for item, result in engine.map(work, todo):
                 record = _failed(item, KILLS) if result is None else result
                 if result is None:
+                    place.remove(item.output)  # of an earlier version of the input
                     place.write_record(item, record)
                 if "absent" in record:
                     _check_seen(*record["absent"])
@@ -214,7 +215,8 @@ def run(
                 if "error" in record:
                     _say_failure(item, record["error"], len(tally.failed) - failed, say)
                 elif note := record["details"].get("note"):
-                    say(note)
+                    notes += 1
+                    _say_first(note, notes, "more lines of this kind follow, for other inputs", say)
                 show(tally.count, len(tally.failed))
         left = 0
         if settings is not None:
@@ -290,11 +292,16 @@ class _Tally:
 
 
 def _say_failure(item: Item, error: str, count: int, say: Say) -> None:
+    is_named = item.source and item.source in error
+    line = f"failed: {error}" if is_named else f"failed: {item.name}: {error}"
+    _say_first(line, count, "more have failed", say)
+
+
+def _say_first(line: str, count: int, more: str, say: Say) -> None:
     if count <= _NAMED:
-        is_named = item.source and item.source in error
-        say(f"failed: {error}" if is_named else f"failed: {item.name}: {error}")
+        say(line)
     elif count == _NAMED + 1:
-        say("more have failed")
+        say(more)
 
 
 # The set.

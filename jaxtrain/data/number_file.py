@@ -22,10 +22,10 @@ class NumberFile:
 
     def __init__(self, path: str, dtype: str | np.dtype) -> None:
         self._path, self._dtype = path, np.dtype(dtype)
-        self._descriptor = -1
+        self._file: _Opened | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_dtype": self._dtype, "_descriptor": -1}
+        return {"_path": self._path, "_dtype": self._dtype, "_file": None}
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns the numbers from ``start`` to ``stop``, read-only [stop - start].
@@ -36,23 +36,26 @@ class NumberFile:
         """
         size = self._dtype.itemsize
         try:
-            if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_RDONLY)
-            data = os.pread(self._descriptor, (stop - start) * size, start * size)
+            # It is closed when no thread uses it any longer.
+            file = self._file = self._file or _Opened(self._path)
+            data = os.pread(file.descriptor, (stop - start) * size, start * size)
         except OSError as error:
-            self._close()
+            self._file = None
             raise disks.unreadable(self._path, error, existed=True) from error
         if len(data) < (stop - start) * size:
             raise BadExample(self._path, f"ends before number {stop:,}")
         return np.frombuffer(data, self._dtype)
 
-    def _close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+
+class _Opened:
+    """A file that is open while an object refers to it."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
-        self._close()
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
 def numbers_of(path: str, dtype: str | np.dtype) -> np.ndarray:

@@ -45,7 +45,7 @@ def by_name(names: Sequence[str]) -> list[Side | None] | None:
     Args:
         names: relative names of the files, with ``/``.
     """
-    depth = _common_depth(names)
+    depth = common_depth(names)
     alone = [_alone(name, depth) for name in names]
     marks = [_inside(name) for name in names]
     sides: dict[str, set[Side]] = {}
@@ -62,7 +62,7 @@ def by_name(names: Sequence[str]) -> list[Side | None] | None:
     return followed
 
 
-def _common_depth(names: Sequence[str]) -> int:
+def common_depth(names: Sequence[str]) -> int:
     """Returns how many folders all files have in common, whose names decide nothing."""
     folders = [name.split("/")[:-1] for name in names]
     first, last = min(folders, default=[]), max(folders, default=[])
@@ -70,11 +70,16 @@ def _common_depth(names: Sequence[str]) -> int:
     return sum(1 for _ in pairs)
 
 
+def says_side(part: str) -> Side | None:
+    """Returns the side that a folder or a file without suffixes has as its name, up to a number."""
+    return _ALONE.get(_NUMBER.sub("", part.lower()).replace("-", "").replace("_", ""))
+
+
 def _alone(name: str, depth: int) -> Side | None:
     """Returns the side of the first word that is alone in a name, below some folders."""
     *folders, file = name.split("/")
     for part in (*folders[depth:], file.partition(".")[0]):
-        if side := _ALONE.get(_NUMBER.sub("", part.lower()).replace("-", "").replace("_", "")):
+        if side := says_side(part):
             return side
     return None
 
@@ -95,7 +100,7 @@ def _inside(name: str) -> tuple[str, Side] | None:
 
 def seen(names: Sequence[str]) -> list[str]:
     """Returns the names with a word for a side, if not all of them have the same."""
-    depth = _common_depth(names)
+    depth = common_depth(names)
     words = [_alone(name, depth) or ((mark := _inside(name)) and mark[1]) for name in names]
     if len({*words}) < 2:
         return []

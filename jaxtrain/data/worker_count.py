@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxtrain.data import worker_process
 from jaxtrain.storage.disks import free_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -248,6 +249,12 @@ def choose(
         on_cpu: whether the devices are CPUs.
         processes: processes of the run on this host.
     """
+    if data.workers != 0 and not worker_process.may_start():
+        return WorkerCount(
+            0,
+            "data.workers 0: this process is a worker of a pool, and may start no others (in "
+            "Python: multiprocessing.Process.daemon)",
+        )
     if data.workers is not None:
         return WorkerCount(data.workers, f"data.workers {data.workers}")
     system, files = _most_by_files(0 if on_cpu else devices)

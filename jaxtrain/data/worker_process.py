@@ -46,6 +46,11 @@ def prepare(worker: int, workers: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
+def may_start() -> bool:
+    """Returns whether this process may start others; a worker of multiprocessing.Pool may not."""
+    return not multiprocessing.current_process().daemon
+
+
 def free_shared_memory() -> None:
     """Frees what workers of this process held when they were killed.
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from jaxtrain.data import engines, worker_count
+from jaxtrain.data import engines, worker_count, worker_process
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Unavailable
 
@@ -74,6 +74,49 @@ def test_what_killed_a_worker_is_tried_alone_once_more(tmp_path: Path) -> None:
     assert sorted(results[:2]) == [(0, 0), (3, 3)]
     assert results[2:] == [(2, 2), (1, None)]
     assert sorted((tmp_path / "tried").read_text().split()) == ["0", "1", "1", "2", "2", "3"]
+
+
+def large(worker: engines.Worker) -> Callable[[bytes], int]:
+    return len
+
+
+class Deadly:
+    """Ends the process that unpickles it, as a failing import does, or the system."""
+
+    def __init__(self, counted: Path, deaths: int) -> None:
+        self._counted, self._deaths = counted, deaths
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _die, (self._counted, self._deaths)
+
+
+def _die(counted: Path, deaths: int) -> Any:
+    with open(counted, "a") as file:
+        file.write("x")
+    if counted.stat().st_size <= deaths:
+        os._exit(1)
+    return large
+
+
+@pytest.mark.slow
+def test_a_worker_may_die_before_it_has_read_its_item(tmp_path: Path) -> None:
+    """The item is larger than a pipe, so sending it to a dead process fails."""
+    item = bytes(1_000_000)
+    begin: Any = Deadly(tmp_path / "once", 1)
+    assert list(engines.Processes(1).map(begin, [item])) == [(item, 1_000_000)]
+    begin = Deadly(tmp_path / "always", 9)
+    with pytest.raises(RunAgain, match="a worker process ended before it began: if it printed"):
+        list(engines.Processes(1).map(begin, [item]))
+
+
+def test_a_process_that_may_start_no_others_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "may_start", lambda: False)
+    monkeypatch.setattr(engines, "_process", None)
+    said: list[str] = []
+    results = engines.Processes(3, said.append).map(large, [b"ab", b"c"])
+    assert list(results) == [(b"ab", 2), (b"c", 1)]
+    (line,) = said
+    assert line.endswith("may start no others: it works alone")
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,27 @@ def test_an_item_that_kills_its_worker_costs_only_itself(case: Case) -> None:
     assert case.run().made == 1
 
 
+def test_of_an_input_that_kills_its_worker_no_older_output_is_kept(case: Case) -> None:
+    case.write(a="one", b="fine")
+    case.run()
+    case.write(b="die")
+
+    class Killed:
+        def map(self, begin: Any, items: Any) -> Any:
+            yield from ((item, None) for item in items)
+
+    assert case.run(engine=Killed()).failed == {"b": jobs.KILLS}
+    assert (case.out / "a.made").exists()
+    assert not (case.out / "b.made").exists()
+
+
+def test_notes_are_limited_as_failures_are(case: Case) -> None:
+    case.write(**{f"n{number:02d}": f"note {number:02d}" for number in range(25)})
+    case.run()
+    assert sum(line.startswith("note ") for line in case.said) == 20
+    assert sum(line.startswith("more lines of this kind") for line in case.said) == 1
+
+
 def test_other_settings_are_refused(case: Case) -> None:
     case.write(a="one")
     case.run()

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,29 @@ def test_numbers_are_read_after_an_outage(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(disks, "_FIRST_PAUSE_S", 0.0)
     assert disks.when_readable(lambda: numbers.read(2, 5)).tolist() == [2, 3, 4]
     assert len(opened) == 3
+
+
+def test_a_file_of_numbers_is_not_closed_while_a_thread_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor might then be that of another file, whose content the thread would get."""
+    np.arange(9, dtype=np.int64).tofile(tmp_path / "numbers")
+    numbers, real_pread = NumberFile(str(tmp_path / "numbers"), np.int64), os.pread
+    failing, both = threading.Event(), threading.Barrier(2)
+
+    def pread(descriptor: int, *rest: Any) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            both.wait()  # the other thread has opened the file, and not yet read it
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        both.wait()
+        failing.wait()
+        return real_pread(descriptor, *rest)
+
+    numbers.read(0, 1)
+    monkeypatch.setattr(os, "pread", pread)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(numbers.read, 2, 5)
+        with pytest.raises(disks.DiskAway):
+            numbers.read(0, 1)
+        failing.set()
+        assert reading.result().tolist() == [2, 3, 4]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import multiprocessing
 import re
 import resource
 from pathlib import Path
@@ -67,6 +68,18 @@ def test_affinity_and_other_processes_of_the_host_leave_fewer(
     assert cores(tmp_path, "0::/\n", cpuset, processes=8) == 4
     monkeypatch.setattr(worker_count.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert cores(tmp_path, "0::/\n", limited, processes=4) == 3  # SLURM has divided the host
+
+
+@pytest.mark.parametrize("set_to", [None, 0, 4])
+def test_a_worker_of_a_pool_loads_examples_itself_and_says_so(
+    set_to: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config.load("demo_gpt")
+    data = dataclasses.replace(run.data, workers=set_to)
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    choice = worker_count.choose(data, run.model, rows=8, devices=1, on_cpu=True)
+    assert choice.number == 0
+    assert ("a worker of a pool, and may start no others" in choice.sentence) == (set_to != 0)
 
 
 GIB = 2**30

@@ -30,6 +30,7 @@ import contextlib
 import dataclasses
 import glob
 import io
+import itertools
 import os
 import re
 import stat
@@ -339,11 +340,20 @@ def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tup
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
         if not paths:
             raise InputError(absent(flag, pattern))
-        base = Path(os.path.commonpath([p if p.is_dir() else p.parent for p in paths]))
+        base = _fixed_part(given)
         not_data = listing.NotData(base)
         paths = list(not_data.outside(paths))
         not_data.report(say)
     yield from ((p, p.relative_to(base).as_posix()) for p in paths if not p.is_dir())
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """Returns the folder before the first wildcard of a pattern, to which names are relative.
+
+    So the name of a file does not depend on which others match.
+    """
+    parts = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1])
+    return Path(*parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def prepare(
             items,
             functools.partial(_begin, recipe, len(missing) < worker_count.cores()),
             folder if bucket is None else f"{bucket.url}/{bucket.name(folder)}",
-            engine=engine or Processes(worker_count.cores()),
+            engine=engine or Processes(worker_count.cores(), say),
             say=say,
             part=part,
             doing="tokenizing",

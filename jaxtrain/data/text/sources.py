@@ -105,7 +105,7 @@ class Text(DataConfig):
     """Text data: a .txt, .md, .jsonl, or .parquet file, a .txt, .jsonl, or .json file that is
     compressed (.gz, .zst, .bz2, .xz), a folder (read recursively), a glob,
     s3://BUCKET/PATH or gs://BUCKET/PATH of a file or folder, or
-    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a dataset on the Hugging Face Hub."""
+    hf:NAME[@REVISION][:GLOB], the files of a dataset on the Hugging Face Hub."""
     more_paths: tuple[str, ...] = ()
     """More sources, each in the same form as path."""
     weights: tuple[float, ...] = ()
@@ -378,8 +378,8 @@ class Text(DataConfig):
         sources = []
         for flag, where in named:
             files = documents.find(where, flag, top, say)
-            how = self._rows(files, f"{flag} {where}", top / "text", say)
             sides = self._sides(files, f"{flag} {where}", say)
+            how = self._rows(list(sides), f"{flag} {where}", top / "text", say)
             used = tuple(
                 (shard, side)
                 for side in sorted(set(sides.values()), key=str)
@@ -438,12 +438,11 @@ class Text(DataConfig):
             say: prints which files validate, and which are not used.
         """
         names = [file.name for file in files]
-        is_hub = files[0].path.startswith(hub_datasets.FILE)
-        by_name = None if is_hub else splits.by_name(names)
+        by_name = splits.by_name(names)
         by_val_path = f"{name}: the text of data.val_path validates"
         by_hash = f"{name}: no names say what validates, so a part of all documents does"
         if by_name is None:
-            if not is_hub and self.path is not None:  # not the names of Python's modules
+            if self.path is not None:  # not the names of Python's modules
                 splits.warn_of_words(name, names, say)
             say(by_hash if self.val_path is None else by_val_path)
             side: Split | None = None if self.val_path is None else "train"

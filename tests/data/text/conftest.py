@@ -11,7 +11,7 @@ from jaxtrain.data.text import shards
 
 @pytest.fixture(autouse=True)
 def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "Processes", lambda workers: engines.Threads(1))
+    monkeypatch.setattr(shards, "Processes", lambda workers, say: engines.Threads(1))
 
 
 @pytest.fixture(scope="module")

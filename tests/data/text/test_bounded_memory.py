@@ -20,7 +20,7 @@ from data.text.small_text import Model
 tokenizer._MOST_COUNTED, tokenizer._MOST_LEARNED = 2000, 1000
 vocabulary.MOST_CHARACTERS = 10**6
 shards._CHUNK_CHARACTERS, shards.GROUP_BYTES, shards.LARGE_BYTES = 100_000, 2**20, 2**20
-shards.Processes = lambda workers: engines.Threads(1)  # all memory is that of this process
+shards.Processes = lambda workers, say: engines.Threads(1)  # all memory is that of this process
 make, kib = shards._make, []
 def anonymous():
     lines = open("/proc/self/smaps_rollup").read().splitlines()

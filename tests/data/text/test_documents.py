@@ -100,6 +100,8 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
     assert not said
     assert names("in/a/*.jsonl") == ["d.jsonl"]
     assert names("*/[bz].txt") == ["far/z.txt", "in/b.txt"]
+    assert names("*/z.txt") == ["far/z.txt"]  # whatever else matches
+    assert names("i*/*/d.jsonl") == ["in/a/d.jsonl"]
     with pytest.raises(InputError, match=r"--data.path .*nothing.*no such file"):
         names("nothing")
     with pytest.raises(InputError, match=r"none of its 1 files is a text file; pass .txt"):

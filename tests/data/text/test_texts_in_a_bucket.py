@@ -51,7 +51,7 @@ def stored(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buck
         return Bucket(url, LocalStore(folder, mkdir=True), waits_s=())
 
     monkeypatch.setattr(bucket_folders, "opened", opened)
-    monkeypatch.setattr(shards, "Processes", engines.Threads)  # which see the same buckets
+    monkeypatch.setattr(shards, "Processes", lambda workers, say: engines.Threads(workers))
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "first"))
     for path in texts.rglob("*.*"):
         opened("s3://texts").put(f"corpus/{path.relative_to(texts)}", path)
