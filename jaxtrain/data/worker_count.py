@@ -42,7 +42,7 @@ PROGRAM_BYTES = 2.0 * 2**30
 # Memory that any worker needs. Measured: 37 MiB of anonymous memory for text, 42 for clips.
 _LEAST_WORKER_MIB = 32
 
-_FILES = 2**16  # open files to allow: most that a run has needed is a tenth of it
+_FILES = 2**16  # open files to allow: far more than any run has needed
 
 # Smaller arrays are sent through a pipe, because creating, mapping and freeing shared memory costs
 # more. But a worker's prefetched batches must fit into the pipe (64 KiB): when the run stops, they

@@ -74,6 +74,7 @@ an NNX variable of a type of its own.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -125,6 +126,8 @@ class ModelConfig(bounds.Section):
     """The model's class in the config.json of diffusers; None if it has no such model."""
     guessable: ClassVar[bool] = True
     """Whether weights without a config may be this model's (:meth:`guess`)."""
+    gpu_options: ClassVar[Mapping[str, str | bool]] = MappingProxyType({})
+    """XLA's options for a training step on GPUs."""
     not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs (field, attribute with its effective value) that array shapes do not determine: a run
     starts and resumes only from parameters trained with the same values."""

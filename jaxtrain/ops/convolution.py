@@ -26,18 +26,20 @@ Fold = Callable[[Any], jax.Array]
 
 
 def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """Convolves with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)` does.
+    """Convolves with a zero border, as `torch.nn.Conv2d(K, padding=(K - 1) // 2)` does.
 
     cuDNN computes it and its gradients on GPUs; Eigen does on CPUs, if the function is compiled
     with :func:`jaxtrain.xla.options.options`.
 
     Args:
         x_NHWI: images [N, H, W, I].
-        kernel: [K, K, I, O], in the dtype of `x_NHWI`; K at least 3.
+        kernel: [K, K, I, O], in the dtype of `x_NHWI`; K is 2, without a border, or 3 or 4, with a
+            border of one pixel.
         stride: 1 or 2, in both directions.
 
     Returns:
-        [N, (H + 2 - K) // stride + 1, (W + 2 - K) // stride + 1, O], in the dtype of `x_NHWI`.
+        [N, (H + 2 B - K) // stride + 1, (W + 2 B - K) // stride + 1, O] with a border of B pixels,
+        in the dtype of `x_NHWI`.
     """
     return by_parts(x_NHWI, kernel, lambda kernel: kernel, stride)
 
@@ -59,11 +61,12 @@ def by_parts(x_NHWI: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Arra
 
 
 def _conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    border = cpu.border(kernel.shape[0])
     return lax.conv_general_dilated(
         x_NHWI,
         kernel,
         window_strides=(stride, stride),
-        padding=((1, 1), (1, 1)),
+        padding=((border, border),) * 2,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 

@@ -406,9 +406,11 @@ def capped(logits: jax.Array, cap: float | None) -> jax.Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def cross_entropy(
-    logits: jax.Array, targets: jax.Array, cap: float | None = None
+    logits: jax.Array,
+    targets: jax.Array,
+    cap: float | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the cost of the targets, and whether they are the most likely tokens.
 
@@ -421,11 +423,20 @@ def cross_entropy(
         logits: [..., V] of any dtype, not capped; they are computed with in float32.
         targets: int32 [...]; with a negative one, the cost is not used.
         cap: of :func:`capped`.
+        bias: float32 [V], is added to the logits where they are read, so that no sums are stored;
+            minus infinity excludes a token. Not with a cap.
 
     Returns:
         Nats, float32 [...], and bool [...]: whether all other tokens are less likely.
     """
-    return _cross_entropy_forward(logits, targets, cap)[0]
+    return _cross_entropy(logits, targets, bias, cap)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _cross_entropy(
+    logits: jax.Array, targets: jax.Array, bias: jax.Array | None, cap: float | None
+) -> tuple[jax.Array, jax.Array]:
+    return _cross_entropy_forward(logits, targets, bias, cap)[0]
 
 
 # Above it, exponentials relative to the cap could all be 0 in float32.
@@ -433,9 +444,9 @@ _LARGEST_SHIFT = 30.0
 
 
 def _cross_entropy_forward(
-    logits: jax.Array, targets: jax.Array, cap: float | None
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    wide, is_target = logits.astype(jnp.float32), _is_target(logits, targets)
+    logits: jax.Array, targets: jax.Array, bias: jax.Array | None, cap: float | None
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
+    wide, is_target = _biased(logits, bias), _is_target(logits, targets)
     # The cap keeps the order, so it is applied to the results. XLA would store capped logits that
     # are used several times.
     on_target = jnp.where(is_target, wide, 0)
@@ -455,22 +466,32 @@ def _cross_entropy_forward(
         shift = jnp.maximum(jnp.where(targets < 0, -jnp.inf, of_target), of_others)
         total = jnp.exp(capped(wide, cap) - shift[..., None]).sum(-1)
     cost = jnp.log(total) + shift - of_target
-    return (cost, of_target > of_others), (logits, targets, shift, total)
+    return (cost, of_target > of_others), (logits, targets, bias, shift, total)
 
 
 def _cross_entropy_backward(
-    cap: float | None, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, None]:
-    logits, targets, shift, total = kept
+    cap: float | None, kept: tuple[Any, ...], grads: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, None, jax.Array | None]:
+    logits, targets, bias, shift, total = kept
     if per_device.platform() != "cpu":
         # Otherwise XLA stores the capped logits of the forward pass, in float32, for this one.
         logits = lax.optimization_barrier(logits)
-    values = capped(logits.astype(jnp.float32), cap)
+    values = capped(_biased(logits, bias), cap)
     chances = jnp.exp(values - shift[..., None]) / total[..., None]
     grad = grads[0][..., None] * (chances - _is_target(logits, targets))
     if cap is not None:
         grad = grad * (1 - jnp.square(values / cap))
-    return grad.astype(logits.dtype), None
+    grad = grad.astype(logits.dtype)
+    if bias is None:
+        return grad, None, None
+    return grad, None, per_device.batch_sum(grad, grad.ndim - 1, bias.dtype)
+
+
+def _biased(logits: jax.Array, bias: jax.Array | None) -> jax.Array:
+    wide = logits.astype(jnp.float32)
+    if bias is None:
+        return wide
+    return wide + bias.astype(jnp.float32).reshape((1,) * (logits.ndim - 1) + bias.shape)
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -478,4 +499,4 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return ids == targets[..., None]
 
 
-cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

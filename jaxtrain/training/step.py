@@ -8,7 +8,8 @@ Reading order: :func:`build_train_step`, :func:`build_gradients`, then :func:`_g
 is small.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -300,6 +301,7 @@ def jit_train_step(
     mesh: jax.sharding.Mesh,
     *,
     donate: bool = True,
+    gpu_options: Mapping[str, str | bool] = MappingProxyType({}),
     deterministic: bool = False,
     profiled: bool = False,
 ) -> Any:
@@ -310,6 +312,7 @@ def jit_train_step(
         target: shapes and shardings of the state (:func:`~jaxtrain.training.state.abstract_state`).
         mesh: over all devices.
         donate: reuse the old state's memory for the new one; off only for debugging.
+        gpu_options: see :func:`jaxtrain.xla.options.options`, "of_model".
         deterministic: bitwise reproducible on GPUs.
         profiled: see :func:`jaxtrain.xla.options.options`.
     """
@@ -320,7 +323,7 @@ def jit_train_step(
         out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=(0,) if donate else (),
         compiler_options=options.options(
-            _platform(mesh), deterministic=deterministic, profiled=profiled
+            _platform(mesh), of_model=gpu_options, deterministic=deterministic, profiled=profiled
         ),
     )
 

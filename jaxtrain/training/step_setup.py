@@ -141,6 +141,7 @@ class StepSetup:
             self.target,
             self.rule.mesh,
             donate=donate,
+            gpu_options=self.run.model.gpu_options,
             deterministic=self.run.deterministic,
             profiled=profiled,
         )

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import jax
@@ -18,6 +19,9 @@ Options = dict[str, str | bool]
 T = TypeVar("T")
 
 _THREAD = "compile"
+# Without XLA's own matmuls: jax 0.12.0 chooses none of their configurations if it may not time them
+# and has no GPU, so a plan failed.
+DETERMINISTIC: Options = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
 
 
 def in_background(make: Callable[[], T]) -> Future[T]:
@@ -51,21 +55,28 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING_S)
 
 
-def options(platform: str, *, deterministic: bool = False, profiled: bool = False) -> Options:
-    """Returns the compiler options for a platform; on CPUs, without those that XLA_FLAGS has.
+def options(
+    platform: str,
+    *,
+    of_model: Mapping[str, str | bool] = MappingProxyType({}),
+    deterministic: bool = False,
+    profiled: bool = False,
+) -> Options:
+    """Returns the compiler options for a platform, without tuning that XLA_FLAGS has.
 
     Args:
         platform: "cpu", "gpu" or "cuda".
+        of_model: tuning for GPUs (``ModelConfig.gpu_options``).
         deterministic: bitwise reproducible. Only GPUs need an option for this: their fastest
             kernels add in the order in which threads arrive.
         profiled: name each kernel in a trace. Only GPUs need an option for this: XLA launches
             kernels in CUDA graphs, and a trace on an H100 (jax 0.11.2) showed a step of BERT base
             as one operation, `command_buffer_1` (openxla/xprof#3070).
     """
+    tuning = cpu.COMPILER_OPTIONS if platform == "cpu" else of_model
+    flags = os.environ.get("XLA_FLAGS", "")  # which an option would silently replace
+    chosen: Options = {name: tuning[name] for name in tuning if f"--{name}=" not in flags}
     if platform == "cpu":
-        flags = os.environ.get("XLA_FLAGS", "")  # which an option would silently replace
-        return {
-            name: value for name, value in cpu.COMPILER_OPTIONS.items() if f"--{name}=" not in flags
-        }
-    chosen: Options = {"xla_gpu_deterministic_ops": True} if deterministic else {}
+        return chosen
+    chosen |= DETERMINISTIC if deterministic else {}
     return chosen | ({"xla_gpu_enable_command_buffer": ""} if profiled else {})

@@ -134,7 +134,7 @@ def test_what_is_kept_begins_with_autotuning_and_the_newest_programs(tmp_path: P
 def test_the_first_chapter_fits_its_run_and_compares_what_was_computed_twice() -> None:
     steps = a_run_to_its_end.that_fit(320.0, 50.0)
     assert steps % a_run_to_its_end.PARTS == 0
-    assert steps / 50.0 == pytest.approx((320 - 110) / 1.25, rel=0.01)
+    assert steps / 50.0 == pytest.approx((320 - 150) / 1.2, rel=0.01)
     assert a_run_to_its_end.that_fit(10.0, 50.0) == a_run_to_its_end.PARTS
     before = {step: {"time": step, "train/loss": 1.0} for step in range(4)}
     after = before | {

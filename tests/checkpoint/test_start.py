@@ -199,6 +199,17 @@ def test_a_step_is_what_the_run_goes_back_to(run: Run, moment: str, how: str) ->
     assert run.start(again=True) == f"{run.place.shown}/checkpoints/{step + 2}"
 
 
+@pytest.mark.parametrize("end", ["", ".json"])
+def test_the_path_or_url_of_its_own_checkpoint_is_a_step(run: Run, end: str) -> None:
+    for _ in range(2):
+        run.start(again=True)
+    own = f"{run.place.shown}/checkpoints/2"
+    assert run.start(f"{own}{end}") == own
+    recorded = Intent.read(run.place)
+    assert recorded is not None
+    assert (recorded.kind, recorded.typed) == ("step", "2")
+
+
 def test_without_a_flag_a_run_with_checkpoints_is_refused(run: Run) -> None:
     run.start()
     with pytest.raises(InputError, match=r"contains checkpoints \(newest: 2\): resume with"):

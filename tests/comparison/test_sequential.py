@@ -110,6 +110,21 @@ def test_equal_differences_have_a_point_as_interval_and_zero_proves_nothing() ->
     assert not zero.excludes(0.0)
 
 
+def test_differences_that_are_symmetric_around_nothing_have_their_mean_as_interval() -> None:
+    found = sequential.interval([0.0] * 12 + [1.0] * 12)
+    assert (found.low, found.high, found.mean) == (0.5, 0.5, 0.5)
+
+
+def test_the_evidence_is_the_mean_wealth_of_six_gamblers() -> None:
+    """Of two equal differences, each of which is 1 in units of their root mean square."""
+    wealth = sum(
+        share / 2 * (2 / (1 + math.exp(-2 * side * boldness))) ** 2
+        for boldness, share in ((0.5, 0.3), (1.5, 0.4), (4.0, 0.3))
+        for side in (1, -1)
+    )
+    assert sequential.evidence([7.0, 7.0]) == pytest.approx(wealth)
+
+
 def test_the_pairs_needed_are_of_the_right_order() -> None:
     rng = np.random.default_rng(54)
     for effect, low, high in ((1.0, 8, 30), (3.0, 6, 10)):

@@ -48,6 +48,7 @@ def repository(tmp_path: Path, checkout: Path) -> Path:
     ("path", "touched", "untouched"),
     [
         ("benchmarks/LOG.md", set(), {"lowest", "long", "chaos", "wheel"}),
+        ("benchmarks/gpu/chapter.py", {"long", "interop"}, {"lowest", "chaos"}),
         ("docs/guides/plan.md", {"notebooks"}, {"lowest", "gpu_programs", "wheel"}),
         ("jaxtrain/reporting/page.css", {"report", "wheel", "lowest"}, {"chaos", "buckets"}),
         ("jaxtrain/checkpoint/store.py", {"chaos", "buckets", "launchers", "lowest"}, {"ray"}),

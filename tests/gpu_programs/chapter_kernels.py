@@ -31,6 +31,7 @@ def test_every_convolution_is_one_call_of_cudnn(name: str) -> None:
 
 
 def test_the_mask_with_its_sum_is_one_kernel_of_triton() -> None:
+    # jax 0.12 lowers Pallas' Triton only beside a GPU, and calls it deprecated.
     frames, height, width, channels = kernels.MASKED
     pair = (jax.ShapeDtypeStruct((frames * height * width, channels), jnp.bfloat16),) * 2
     text = compiled(lambda y, grad: kernels.masked_by_pallas(y, grad, interpret=False), pair)

@@ -3,13 +3,14 @@
 The default suite does not collect this file. Run ``python -m pytest
 tests/gpu_programs/golden_plans.py``. After an intended change, rewrite the plans with the same jax:
 
-    PYTHONPATH=.:tests:benchmarks python tests/gpu_programs/golden_plans.py
+    PYTHONPATH=.:tests:benchmarks python tests/gpu_programs/golden_plans.py [CONFIG ...]
 """
 
 import dataclasses
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,6 @@ def test_the_rematerialization_is_the_fastest_that_fits(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for one in CONFIGS:
+    for one in sys.argv[1:] or CONFIGS:
         text = json.dumps(summary(one), indent=1)
         (PLANS / f"{one}.json").write_text(text + "\n")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from training import toy
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import masked, mlm, modern_bert
-from jaxtrain.ops import attention, per_device
+from jaxtrain.ops import attention, output_layer, per_device
+from jaxtrain.ops.layers import cross_entropy, gelu
 from jaxtrain.training import state
 
 TINY = mlm.Config.tiny()
@@ -203,6 +205,52 @@ def test_the_numbers_match_bert(bert: tuple[Any, Any]) -> None:
     assert sums["loss"][0] == pytest.approx(cost, rel=1e-4)
     assert sums["accuracy"][0] == right
     assert sums["loss"][1] == sums["accuracy"][1] == 4 * (TINY.predicted - 1)
+
+
+@pytest.mark.parametrize("words", [50, 64])
+def test_the_padded_output_layer_has_the_numbers_of_a_plain_one(words: int) -> None:
+    norm = masked.LayerNorm(16, 1e-12)
+    rng = np.random.default_rng(0)
+    word, x, bias = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        for shape in ((words, 16), (2, 3, 16), (words,))
+    )
+    targets = jnp.asarray(rng.integers(0, words, (2, 3)), jnp.int32)
+
+    def cost(word: Any, x: Any, bias: Any) -> Any:
+        head = masked.Head(lambda x: x, norm, words)
+        products = head(SimpleNamespace(word=word), None, x, "float32")
+        assert products.shape == (2, 3, 64)
+        costs, right = output_layer.costs(products, bias, targets)
+        return (costs * (1 + targets)).sum(), (right, output_layer.logits(products, bias))
+
+    def plain(word: Any, x: Any, bias: Any) -> Any:
+        logits = jnp.einsum("bmd,vd->bmv", norm(gelu(x)), word) + bias[None, None]
+        costs, right = cross_entropy(logits, targets)
+        return (costs * (1 + targets)).sum(), (right, logits)
+
+    found, wanted = (
+        jax.value_and_grad(function, argnums=(0, 1, 2), has_aux=True)(word, x, bias)
+        for function in (cost, plain)
+    )
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_only_training_rounds_the_logits(bert: tuple[Any, Any]) -> None:
+    graph, params = bert
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+
+    def dtypes(function: Any) -> set[str]:
+        program = str(jax.make_jaxpr(lambda p: function(nnx.merge(graph, p)))(low))
+        return {
+            dtype
+            for dtype in ("f32", "bf16")
+            if f":{dtype}[4,{TINY.predicted},64] = dot" in program
+        }
+
+    assert dtypes(lambda module: module.loss(batch(), KEYS)[0]) == {"bf16"}
+    assert dtypes(lambda module: module.evaluate(batch())["loss"][0]) == {"f32"}
 
 
 def test_initial_values_match_bert() -> None:

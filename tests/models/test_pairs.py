@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from jaxtrain.models.video_ae import blocks, pairs
+from jaxtrain.models.video_ae import blocks, network, pairs
 from jaxtrain.ops import per_device
 
 
@@ -59,6 +60,66 @@ def test_pairs_compute_what_two_convolutions_do(
 
     for trained in ((0, 1), 0, 1):
         close(result(by_pair, trained), result(plain, trained))
+
+
+def same(found: Any, wanted: Any, *arguments: Any) -> None:
+    """Checks results and gradients of two functions of arrays."""
+    pull = normal(9, *jax.eval_shape(found, *arguments).shape)
+
+    def result(function: Any) -> Any:
+        def loss(arguments: Any) -> Any:
+            y = function(*arguments)
+            return (y * pull).sum(), y
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(arguments)
+
+    for left, right in zip(*(jax.tree.leaves(result(f)) for f in (found, wanted)), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5 * np.abs(right).max())
+
+
+def enlarged(x: jax.Array, matrix: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Computes what `network` folds: a matrix, upsampling, and a convolution."""
+    return blocks.conv_frames((x @ matrix).repeat(2, axis=2).repeat(2, axis=3), kernel)
+
+
+@pytest.mark.parametrize("grow", [1, 2])
+def test_enlarged_frames_are_those_of_upsampling_and_a_convolution(grow: int) -> None:
+    stage = network.DecoderStage(4, 3, grow, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(stage)
+
+    def plain(x: jax.Array, params: Any) -> jax.Array:
+        stage = nnx.merge(graph, params)
+        parts = [enlarged(x, matrix, stage.out.kernel[...]) for matrix in stage.grow.matrices()]
+        return pairs.interleaved(parts, 0)
+
+    same(lambda x, p: nnx.merge(graph, p).enlarged(x), plain, normal(0, 2, 3, 4, 5, 4), params)
+
+
+@pytest.mark.parametrize("remat", ["none", "ends"])
+def test_the_last_frames_are_those_of_upsampling_and_two_convolutions(
+    remat: blocks.VideoRemat,
+) -> None:
+    """Also at the border, where the enlarged frame's neighbors are zeros."""
+    decoder = network.Decoder(
+        widths=(4, 4), latent_channels=2, patch_size=1, grows=(2,), rngs=nnx.Rngs(0)
+    )
+    decoder.tail.bias = nnx.Param(normal(3, 3))
+    graph, params = nnx.split(decoder)
+
+    def folded(x: jax.Array, params: Any) -> jax.Array:
+        squares = nnx.merge(graph, params).last_layers(x, remat, [0, 1])
+        return blocks.shuffle(jnp.concatenate(squares, axis=1), 2)
+
+    def plain(x: jax.Array, params: Any) -> jax.Array:
+        decoder = nnx.merge(graph, params)
+        stage = decoder.stages[0]
+        first, second = (
+            decoder.tail(jnp.maximum(enlarged(x, matrix, stage.out.kernel[...]), 0))
+            for matrix in stage.grow.matrices()
+        )
+        return jnp.concatenate([first, second[:, 1:]], axis=1)
+
+    same(folded, plain, normal(0, 2, 3, 4, 5, 4), params)
 
 
 def test_a_gpu_gets_units_of_eight_channels_and_the_bias_in_the_kernel() -> None:

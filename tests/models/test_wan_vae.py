@@ -62,6 +62,12 @@ def test_wrong_fields_are_refused(changes: dict[str, Any], message: str) -> None
         dataclasses.replace(TINY, **changes)
 
 
+@pytest.mark.parametrize(("frames", "padded"), [(1, 1), (2, 5), (4, 5), (5, 5), (6, 9), (9, 9)])
+def test_a_clip_is_padded_to_the_next_4_n_plus_1_frames(frames: int, padded: int) -> None:
+    assert TINY.timing.latent_frames(frames) == 1 + padded // 4
+    assert TINY.timing.pad_time(np.zeros((1, frames, 1, 1, 3))).shape[1] == padded  # type: ignore[arg-type]
+
+
 def test_statistics_are_the_published_ones_if_the_channels_are() -> None:
     assert OLD.mean == wan_vae.PUBLISHED["wan2.1"][0]
     assert (TINY.mean, TINY.deviation) == ((0.0,) * 4, (1.0,) * 4)

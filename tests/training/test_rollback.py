@@ -15,6 +15,7 @@ from checkpoint.small_state import make_state, mesh_of, meta_of, target_of
 from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.saver import CheckpointSaver
 from jaxtrain.config.run_length import Position
+from jaxtrain.errors import InputError
 from jaxtrain.training import rollback
 from jaxtrain.training.state import State, saved_part
 
@@ -94,3 +95,18 @@ def test_a_rollback_needs_memory_for_one_state(
         training_state(5), examples_seen=restored.examples_seen, skip_step=restored.skip_step
     )
     jax.tree.map(np.testing.assert_array_equal, restored, expected)
+
+
+def test_a_checkpoint_is_restored_three_times_in_a_row_at_most(tmp_path: Path) -> None:
+    saver = CheckpointSaver(tmp_path, 2)
+    for step in (5, 10):
+        saver.save(saved_part(training_state(step), [CONSTANT]), meta_of(step))
+    saver.wait()
+    saver.close()
+    target = target_of(saved_part(training_state(7), [CONSTANT]), mesh_of(8))
+    back = rollback.Rollback(tmp_path, 5, target, lambda line: None, lambda state: "lower the rate")
+    assert back(training_state(12))[1].done == 10
+    for _ in range(3):  # those to another checkpoint do not count
+        assert back(training_state(7))[1].done == 5
+    with pytest.raises(InputError, match="although checkpoint 5 was restored 3 times: lower the"):
+        back(training_state(7))

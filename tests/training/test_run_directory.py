@@ -332,3 +332,21 @@ def test_every_documented_file_is_of_a_known_kind(documented: str) -> None:
 )
 def test_only_files_of_a_run_are_its_own(own: bool, names: tuple[str, ...]) -> None:
     assert {name for name in names if own_files.is_own(name) != own} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "process"),
+    [
+        ("metrics.jsonl", 0),
+        ("log.txt", 0),
+        ("log.1.txt", 1),
+        ("quarantine.12.jsonl", 12),
+        ("hang-3.txt", 3),
+        ("profile/process-2/trace.json", 2),
+        ("profile/plugins/trace.json", 0),
+    ],
+)
+def test_a_file_is_copied_to_a_bucket_by_the_process_that_writes_it(
+    name: str, process: int
+) -> None:
+    assert own_files.process_of(name) == process

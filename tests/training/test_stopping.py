@@ -39,7 +39,9 @@ def test_max_hours_count_from_the_start_of_the_program() -> None:
 def test_after_max_hours_no_launcher_restarts_the_run() -> None:
     """Not even if SIGTERM, whose exit code asks for a restart, arrives at the same time."""
     decides = at(3.0, 2.0)
+    assert not decides.signaled()
     decides._signals.received_signal = "SIGTERM"
+    assert decides.signaled()
     assert decides.after_step()
     assert stopping.EXIT_CODES[decides.decision] == 130
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxtrain.models import masked
 from jaxtrain.xla import options
 
 SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -47,11 +48,22 @@ def test_on_cpus_flags_of_the_user_replace_options(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_backend_optimization_level=3")
     del default["xla_backend_optimization_level"]
     assert options.options("cpu") == default
-    assert options.options("gpu", deterministic=True) == {"xla_gpu_deterministic_ops": True}
+    assert options.options("gpu", deterministic=True) == options.DETERMINISTIC
 
 
 def test_gpus_have_no_options_by_default() -> None:
     assert options.options("gpu") == options.options("cuda") == {}
+
+
+def test_options_of_a_model_are_for_gpus_and_flags_of_the_user_replace_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("XLA_FLAGS")
+    of_model = masked.MaskedConfig.gpu_options
+    assert options.options("gpu", of_model=of_model) == {"xla_gpu_enable_triton_gemm": False}
+    assert options.options("cpu", of_model=of_model) == options.options("cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
+    assert options.options("gpu", of_model=of_model) == {}
 
 
 def test_a_profiled_step_launches_no_cuda_graphs() -> None:
@@ -78,7 +90,8 @@ def test_the_compiler_accepts_the_options(monkeypatch: pytest.MonkeyPatch) -> No
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     compiled = lowered.compile(compiler_options=options.options(jax.devices()[0].platform))
     assert compiled(1.0) == 2.0
-    of_gpus = options.options("gpu", deterministic=True, profiled=True)
+    of_model = masked.MaskedConfig.gpu_options
+    of_gpus = options.options("gpu", of_model=of_model, deterministic=True, profiled=True)
     assert lowered.compile(compiler_options=of_gpus)(1.0) == 2.0  # read on every platform
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         lowered.compile(compiler_options={"xla_no_such_option": "1"})

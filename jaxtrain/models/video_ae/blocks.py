@@ -102,11 +102,9 @@ def grouped(x_BTHWC: jax.Array, count: int) -> jax.Array:
     return jnp.concatenate([x_BTHWC[:, first::count] for first in range(count)], axis=-1)
 
 
-def upsample(x_BTHWC: jax.Array) -> jax.Array:
-    """Doubles height and width by repeating pixels."""
-    b, t, h, w, c = x_BTHWC.shape
-    doubled = jnp.broadcast_to(x_BTHWC[:, :, :, None, :, None], (b, t, h, 2, w, 2, c))
-    return doubled.reshape(b, t, 2 * h, 2 * w, c)
+def bordered(x_BTHWC: jax.Array) -> jax.Array:
+    """Adds a border of one pixel of zeros to each frame."""
+    return jnp.pad(x_BTHWC, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
 
 
 def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
@@ -170,11 +168,12 @@ def conv_frames(
     fold: convolution.Fold = lambda kernel: kernel,
     skip_BTHWC: jax.Array | None = None,
 ) -> jax.Array:
-    """Convolves each frame, 3x3, with a kernel and a bias of any dtype.
+    """Convolves each frame with a kernel and a bias of any dtype.
 
     Args:
         x_BTHWC: frames.
-        kernel: [3, 3, C, outputs], or arrays from which `fold` computes it.
+        kernel: [3, 3, C, outputs], or [2, 2, C, outputs] without a border; or arrays from which
+            `fold` computes it.
         bias: [outputs].
         stride: 1 or 2.
         fold: see :func:`jaxtrain.ops.convolution.by_parts`.

@@ -33,19 +33,49 @@ def side_by_side(kernel_33IO: jax.Array, count: int) -> jax.Array:
 
 
 def enlarged(kernel_33IO: jax.Array) -> jax.Array:
-    """Folds 2x2 nearest-neighbor upsampling into the convolution after it: [3, 3, I, S O].
+    """Folds 2x2 nearest-neighbor upsampling into the convolution after it: [2, 2, I, S O].
 
-    The folded kernel applies to the small frame, of which each pixel becomes a square.
+    The folded kernel applies to the small frame with a border of one pixel. Of a frame of H x W it
+    makes (H + 1) x (W + 1) squares, which cover the enlarged frame and a border of one pixel around
+    it. Squares that begin at even pixels would need 3x3 taps, of which 5 are zeros.
     """
     kernel = _sum("pya,qxb,abio->yxipqo", _LOOK_SMALL, _LOOK_SMALL, kernel_33IO)
-    return kernel.reshape(_SIDE, _SIDE, kernel_33IO.shape[2], -1)
+    return kernel.reshape(UP, UP, kernel_33IO.shape[2], -1)
+
+
+def inside(height: int, width: int, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which pixels of the squares of :func:`enlarged` are in the enlarged frame.
+
+    Args:
+        height: number of rows of squares.
+        width: number of columns of squares.
+        channels: S O.
+
+    Returns:
+        Whether the row is, [height, 1, channels], and whether the column is, [1, width, channels].
+    """
+    row, column, _ = np.indices((UP, UP, channels // UP**2)).reshape(3, channels)
+
+    def within(squares: int, pixel: np.ndarray) -> np.ndarray:
+        number = UP * np.arange(squares)[:, None] - 1 + pixel
+        return (number >= 0) & (number < UP * (squares - 1))
+
+    return within(height, row)[:, None], within(width, column)[None]
+
+
+def of_enlarged(kernel_33IO: jax.Array) -> jax.Array:
+    """Builds the convolution of the squares of :func:`enlarged`: [2, 2, S I, O S].
+
+    Its result is as large as the small frame, and its squares begin at even pixels.
+    """
+    kernel = _sum("pyra,qxsb,abio->yxrsiopq", _LOOK_OFFSET, _LOOK_OFFSET, kernel_33IO)
+    return kernel.reshape(UP, UP, UP**2 * kernel_33IO.shape[2], -1)
 
 
 def of_squares(kernel_33IO: jax.Array) -> jax.Array:
     """Builds the convolution of a frame whose 2x2 squares are channels: [3, 3, S I, O S].
 
-    Input channels are ordered as :func:`enlarged` returns them, output channels as
-    ``blocks.shuffle`` expects them.
+    Input channels are ordered by squares, output channels as ``blocks.shuffle`` expects them.
     """
     kernel = _sum("pyra,qxsb,abio->yxrsiopq", _LOOK_SQUARES, _LOOK_SQUARES, kernel_33IO)
     return kernel.reshape(_SIDE, _SIDE, UP**2 * kernel_33IO.shape[2], -1)
@@ -59,11 +89,22 @@ def square_major(array: jax.Array) -> jax.Array:
 
 
 def _look_small() -> np.ndarray:
-    """[p, y, a] is 1 where tap a of the kernel at enlarged pixel p reads small pixel y."""
-    weights = np.zeros((UP, _SIDE, _SIDE))
+    """[p, y, a] is 1 where tap a of the kernel at pixel p of a square reads small pixel y.
+
+    Square i begins at row 2 i - 1, and reads the small pixels i - 1 and i.
+    """
+    return _look_offset().sum(axis=2)
+
+
+def _look_offset() -> np.ndarray:
+    """[p, y, r, a] is 1 where tap a of the kernel at pixel p reads pixel r of pair y.
+
+    The pairs that are read begin one pixel before those of the result.
+    """
+    weights = np.zeros((UP, UP, UP, _SIDE))
     for p in range(UP):
         for tap in range(_SIDE):
-            weights[p, (p + tap - 1) // UP + 1, tap] = 1
+            weights[(p, *divmod(p + tap, UP), tap)] = 1
     return weights
 
 
@@ -78,6 +119,7 @@ def _look_squares() -> np.ndarray:
 
 
 _LOOK_SMALL = _look_small()
+_LOOK_OFFSET = _look_offset()
 _LOOK_SQUARES = _look_squares()
 
 

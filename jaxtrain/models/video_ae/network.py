@@ -134,10 +134,6 @@ class DecoderStage(nnx.Module):
 
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
-        if self.grow.stride == 1:
-            # The first stage has small frames and a large kernel. Folding would make the kernel and
-            # its gradient, which is summed over devices, four times as large.
-            return self.out(blocks.upsample(self.grow(x_BTHWC)))
 
         def fold(parts: tuple[list[jax.Array], jax.Array]) -> jax.Array:
             matrices, kernel = parts
@@ -145,7 +141,8 @@ class DecoderStage(nnx.Module):
             return jnp.concatenate(kernels, axis=-1)
 
         parts = (self.grow.matrices(), self.out.kernel[...])
-        return _unfolded(blocks.conv_frames(x_BTHWC, parts, fold=fold), self.grow.stride)
+        squares = blocks.conv_frames(blocks.bordered(x_BTHWC), parts, fold=fold)
+        return _unfolded(squares, self.grow.stride)
 
     def carry(self, channels: int) -> None:
         """Makes the first channels of the enlarged frames those of the small ones."""
@@ -301,11 +298,14 @@ class Decoder(_AnyDecoder):
         def fold(parts: tuple[jax.Array, ...]) -> pairs.Pair:
             matrix, kernel, last, bias = parts
             enlarging = _enlarging(matrix, kernel)
-            return pairs.Pair(enlarging, None, folding.of_squares(last), _last_bias(bias))
+            return pairs.Pair(enlarging, None, folding.of_enlarged(last), _last_bias(bias))
 
         shared = (stage.out.kernel[...], self.tail.kernel[...], self.tail.bias[...])
         for matrix, skip in zip(stage.grow.matrices(), skipped, strict=True):
-            outputs.append(pairs.by_pair(x_BTHWC[:, skip:], (matrix, *shared), fold, 1, remat))
+            # XLA would compute the kernel's gradient with a window as large as the frame, if the
+            # convolution added the border.
+            frames, parts = blocks.bordered(x_BTHWC[:, skip:]), (matrix, *shared)
+            outputs.append(pairs.by_pair(frames, parts, fold, 1, remat))
         return outputs
 
 
@@ -362,10 +362,14 @@ def _last_bias(bias: jax.Array) -> jax.Array:
 
 
 def _unfolded(x_BTHWC: jax.Array, grow: int) -> jax.Array:
-    """Unfolds channels (frame, row, column, C) to [B, T * grow, 2 H, 2 W, C]."""
+    """Unfolds channels (frame, row, column, C) of :func:`folding.enlarged`, without the border.
+
+    [B, T, H + 1, W + 1, grow S C] -> [B, T * grow, 2 H, 2 W, C].
+    """
     (b, t, h, w, _), up = x_BTHWC.shape, folding.UP
     pieces = x_BTHWC.reshape(b, t, h, w, grow, up, up, -1)
-    return pieces.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
+    frames = pieces.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
+    return frames[:, :, 1:-1, 1:-1]
 
 
 def _tail(width: int, patch_size: int, rngs: nnx.Rngs) -> blocks.Conv:

@@ -19,7 +19,7 @@ from jax.custom_derivatives import (
     custom_vjp_primal_tree_values,
 )
 
-from jaxtrain.models.video_ae import blocks
+from jaxtrain.models.video_ae import blocks, folding
 from jaxtrain.ops import convolution, per_device
 from jaxtrain.ops.per_device import Wanted
 
@@ -46,6 +46,9 @@ def by_pair(
     x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.VideoRemat
 ) -> jax.Array:
     """Applies a convolution, a ReLU, and a second convolution, each to single frames.
+
+    Between convolutions of 2x2 taps, the frames have squares as channels and a border
+    (:func:`folding.enlarged`), which is zeros after the ReLU.
 
     Args:
         x_BTHWC: the frames.
@@ -80,7 +83,7 @@ def _padded(fold: Fold, parts: Any) -> Pair:
     """
     pair = fold(parts)
     if missing := -pair.kernel.shape[2] % _UNIT:
-        more = jnp.zeros((3, 3, missing, pair.kernel.shape[3]), pair.kernel.dtype)
+        more = jnp.zeros((*pair.kernel.shape[:2], missing, pair.kernel.shape[3]), pair.kernel.dtype)
         if pair.bias is not None:
             more = more.at[1, 1, 0].set(pair.bias)
         pair = pair._replace(kernel=jnp.concatenate([pair.kernel, more], axis=2), bias=None)
@@ -92,6 +95,15 @@ def _padded(fold: Fold, parts: Any) -> Pair:
 
 def _first(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
     return blocks.conv_frames(x_BTHWC, pair.kernel, pair.bias)
+
+
+def _rectified(y_BTHWC: jax.Array, pair: Pair) -> jax.Array:
+    rectified = blocks.relu(y_BTHWC)
+    if pair.kernel.shape[0] != folding.UP:
+        return rectified
+    row, column = folding.inside(*rectified.shape[2:])
+    inside = jnp.logical_and(row[None, None], column[None, None])
+    return jnp.where(inside, rectified, jnp.zeros((), rectified.dtype))
 
 
 def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
@@ -108,7 +120,7 @@ def _together_kept(
     x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, jax.Array]:
     pair = fold(parts)
-    between = blocks.relu(_first(x_BTHWC, pair))
+    between = _rectified(_first(x_BTHWC, pair), pair)
     return _second(between, pair, stride), between
 
 
@@ -193,7 +205,7 @@ def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Arr
     for frame in _frames(x_BTHWC):
         if outputs:
             frame, outputs[-1] = lax.optimization_barrier((frame, outputs[-1]))
-        outputs.append(_second(blocks.relu(_first(frame, pair)), pair, stride))
+        outputs.append(_second(_rectified(_first(frame, pair), pair), pair, stride))
     return jnp.concatenate(outputs, axis=1)
 
 
@@ -251,7 +263,7 @@ def _gradients(
             y, back = jax.vjp(_first, frame, pair)
         else:
             y, back = jax.vjp(functools.partial(_first, frame), pair)
-        between = blocks.relu(y)
+        between = _rectified(y, pair)
         _, back_second = jax.vjp(lambda x, p: _second(x, p, stride), between, pair)
         grad_between, more = back_second(grad)
         total = more if total is None else jax.tree.map(jnp.add, total, more)
