@@ -2,17 +2,15 @@
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain.errors import RunAgain
+from jaxtrain.data import record
+from jaxtrain.data.record import Record
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.atomic import remove_leftovers
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import check_room
-
-MANIFEST = "manifest.json"
-"""In a folder: its key ``files`` has the size of each other file. It is written last."""
 
 
 def object_at(url: str) -> tuple[Bucket, str]:
@@ -28,22 +26,19 @@ def opened(url: str) -> Bucket:
     return Bucket(url)
 
 
-def _sizes(bucket: Bucket, name: str) -> dict[str, int] | None:
-    """Returns the size of each file of a folder; None if it is not complete."""
-    manifest = bucket.get(f"{name}/{MANIFEST}")
-    if manifest is None:
+def _complete(bucket: Bucket, name: str) -> tuple[Record, dict[str, int]] | None:
+    """Returns the record of a folder, and the size of each file; None if it is not complete."""
+    content = bucket.get(f"{name}/{record.NAME}")
+    made = record.parsed(None if content is None else content.data)
+    if content is None or made is None:
         return None
-    try:
-        sizes = json.loads(manifest.data)["files"] | {MANIFEST: len(manifest.data)}
-    except (ValueError, KeyError, TypeError):
-        return None
-    listed = bucket.sizes(name)
+    sizes, listed = record.sizes(made) | {record.NAME: len(content.data)}, bucket.sizes(name)
     complete = all(listed.get(f"{name}/{file}") == size for file, size in sizes.items())
-    return sizes if complete else None
+    return (made, sizes) if complete else None
 
 
 def upload_folder(bucket: Bucket, name: str, folder: Path, say: Callable[[str], None]) -> None:
-    """Uploads a folder with a manifest, unless it is complete in the bucket.
+    """Uploads a folder with a record, unless it is complete in the bucket.
 
     Args:
         bucket: the bucket.
@@ -55,11 +50,13 @@ def upload_folder(bucket: Bucket, name: str, folder: Path, say: Callable[[str], 
         Unavailable, InputError: the bucket cannot be written.
         OSError: a file cannot be read.
     """
-    if _sizes(bucket, name) is not None:
+    if _complete(bucket, name) is not None:
         return
-    sizes = json.loads((folder / MANIFEST).read_bytes())["files"]
+    made = record.read(folder)
+    assert made is not None, "the caller has made it, or found it complete"
+    sizes = record.sizes(made)
     say(f"uploading {sum(sizes.values()) / 1e6:,.1f} MB to {bucket.url}/{name}")
-    for file in (*sizes, MANIFEST):
+    for file in (*sizes, record.NAME):
         bucket.put(f"{name}/{file}", folder / file)
 
 
@@ -81,12 +78,13 @@ def download_folder(
 
     Raises:
         RunAgain: the disk has too little space, or a file was deleted in the meantime.
-        Unavailable, InputError: the bucket cannot be read.
+        Unavailable, InputError: the bucket cannot be read; or a file there is damaged.
         OSError: a file cannot be written.
     """
-    sizes, url = _sizes(bucket, name), f"{bucket.url}/{name}"
-    if sizes is None:
+    complete, url = _complete(bucket, name), f"{bucket.url}/{name}"
+    if complete is None:
         return False
+    made, sizes = complete
     missing = {file: size for file, size in sizes.items() if _size(folder / file) != size}
     folder.mkdir(exist_ok=True)
     check_room(folder, sum(missing.values()), url, cure)
@@ -97,6 +95,12 @@ def download_folder(
     for file in missing:
         if not bucket.fetch(f"{name}/{file}", folder / file):
             raise RunAgain(f"{url}/{file} was deleted while it was fetched: start again")
+    if bad := record.damaged(folder, made):
+        (folder / bad).unlink()
+        raise InputError(
+            f"{url}/{bad} is damaged: its SHA-256 is not that of {record.NAME}: delete {url}, and "
+            "repeat the command that prepares it"
+        )
     return True
 
 

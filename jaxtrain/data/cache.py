@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import bucket_folders
-from jaxtrain.data.bucket_folders import MANIFEST
+from jaxtrain.data import bucket_folders, record
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, lock, run_marker
-from jaxtrain.storage.atomic import appearing, expanded, sync, write_whole
+from jaxtrain.storage.atomic import appearing, expanded, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.storage.disks import disk_trouble
 
@@ -135,20 +134,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Returns the manifest of a complete folder; None if it is missing or a file does not match.
-
-    The manifest lists the size of every file, so a folder with a lost or truncated file (a full
-    disk, an interrupted copy) counts as absent.
-    """
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return manifest if sizes == manifest["files"] else None
-
-
 def make_folder(
     folder: Path,
     build: Callable[[Path], dict[str, Any]],
@@ -156,7 +141,7 @@ def make_folder(
     *,
     bucket: CacheBucket | None = None,
 ) -> dict[str, Any]:
-    """Returns the manifest of ``folder``, after building the folder if it is not complete.
+    """Returns the record of ``folder``, after building the folder if it is not complete.
 
     A folder that is complete on this disk is used without a request to the bucket, except to see
     whether it must be uploaded.
@@ -166,7 +151,7 @@ def make_folder(
 
     Args:
         folder: the final path. Its name must depend on everything that its content depends on.
-        build: fills an empty folder and returns the content of the manifest.
+        build: fills an empty folder and returns the content of the record.
         say: prints a message.
         bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
@@ -174,12 +159,10 @@ def make_folder(
         InputError: the disk is read-only.
         RunAgain: the disk is full, or the cache is in a bucket that is unavailable.
     """
-    manifest = read_manifest(folder)
-    if manifest is None:
-        manifest = _make_folder(folder, build, say, bucket)
+    made = record.read(folder, verify=True) or _make_folder(folder, build, say, bucket)
     if bucket is not None and bucket.uploads:
         bucket_folders.upload_folder(bucket.store, bucket.name(folder), folder, say)
-    return manifest
+    return made
 
 
 def _make_folder(
@@ -192,32 +175,21 @@ def _make_folder(
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(folder.name + ".lock")
     with lock.locked(beside, say, f"making {folder.name}") as alone:
-        manifest = read_manifest(folder)
-        if manifest is not None:  # another process made it while this one waited
-            return manifest
+        made = record.read(folder, verify=True)
+        if made is not None:  # another process made it while this one waited
+            return made
         if alone:  # this process has the lock, so a killed process left these folders
             beside_it = re.compile(re.escape(folder.name) + r"\.tmp-[0-9a-f]{12}")  # of _beside
             for left in filter(beside_it.fullmatch, os.listdir(folder.parent)):
                 shutil.rmtree(folder.parent / left, ignore_errors=True)
-        if bucket is not None and (manifest := _fetch(folder, say, alone, bucket)) is not None:
-            return manifest
+        if bucket is not None and (made := _fetch(folder, say, alone, bucket)) is not None:
+            return made
         # Without locks, several processes may build at once, each in its own folder.
         work = _beside(folder)
         try:
             with explained(folder.parent):
                 work.mkdir()
-                manifest = build(work)
-                files = {
-                    p.relative_to(work).as_posix(): p.stat().st_size
-                    for p in sorted(work.rglob("*"))
-                    if p.is_file() and p.name != MANIFEST
-                }
-                manifest = {**manifest, "files": files}
-                (work / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-                for path in work.rglob("*"):
-                    sync(path)
-                sync(work)
-                return _publish(work, folder, manifest, say)
+                return _publish(work, folder, record.write(work, build(work)), say)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -245,26 +217,16 @@ def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
 
 
 def _publish(
-    work: Path, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Renames ``work`` to ``folder``, after moving a damaged folder out of the way."""
+    work: Path, folder: Path, made: record.Record, say: Callable[[str], None]
+) -> record.Record:
+    """Moves ``work`` to ``folder``, unless that is complete."""
     if folder.exists():
-        other = read_manifest(folder)
+        other = record.read(folder, verify=True)
         if other is not None:  # without locks, another process may finish first
             return other
         say(f"the cache folder {folder} is damaged: rebuilding it")
-        aside = _beside(folder)
-        os.rename(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    try:
-        os.rename(work, folder)
-    except OSError:
-        other = read_manifest(folder)
-        if other is None:
-            raise
-        return other
-    sync(folder.parent)
-    return manifest
+    record.publish(work, folder, _beside(folder))
+    return record.read(folder) or made
 
 
 def _fetch(
@@ -287,8 +249,8 @@ def _fetch(
             if not bucket_folders.download_folder(store, name, work, CURE, say):
                 keep = False
                 return None
-            manifest = read_manifest(work)
-            return None if manifest is None else _publish(work, folder, manifest, say)
+            made = record.read(work)
+            return None if made is None else _publish(work, folder, made, say)
     finally:
         if not keep:
             shutil.rmtree(work, ignore_errors=True)

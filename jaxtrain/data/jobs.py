@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from jaxtrain.data import bucket_folders, cache
+from jaxtrain.data import record as records
 from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.storage import addresses, atomic, disks, lock, run_marker
@@ -79,6 +80,9 @@ class Item:
         output: path of the output, relative to OUT.
         value: what a worker needs.
         source: the input if it is a local file, which must not change while it is processed.
+        is_folder: whether the output is a folder that has its own record
+            (:data:`jaxtrain.data.record.NAME`) with the details, and whose name changes with the
+            input. Failures are then not recorded: the next command tries again.
     """
 
     name: str
@@ -86,6 +90,7 @@ class Item:
     output: str
     value: Any = None
     source: str = ""
+    is_folder: bool = False
 
     @property
     def digest(self) -> str:
@@ -421,7 +426,11 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             details = make(item, made)
             if _identity(item) != before or before != item.identity[: len(before)]:
                 raise Failed("changed while it was processed")
-            record = {**_record(item), "details": details, "files": _files(made)}
+            if item.is_folder:
+                files = records.write(made, details)["files"]
+            else:
+                files = records.files_of(made)
+            record = {**_record(item), "details": details, "files": files}
             place.publish(item.output, made)
         except BadExample as bad:
             # The system's errors, such as a missing permission, may be gone the next time.
@@ -481,24 +490,13 @@ def _check_seen(path: str, host: str) -> None:
         )
 
 
-def _files(made: Path) -> dict[str, list[Any]]:
-    """Returns the size and SHA-256 of each file of an output; "" names the output itself."""
-    paths = [made] if made.is_file() else sorted(path for path in made.rglob("*") if path.is_file())
-    files = {}
-    for path in paths:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        name = "" if path == made else path.relative_to(made).as_posix()
-        files[name] = [path.stat().st_size, digest]
-    return files
-
-
 def _parsed(data: bytes | None) -> Record | None:
     """Returns a record; None if it is missing or damaged."""
     try:
         record = json.loads(data or b"")
         intact = isinstance(record["name"], str) and isinstance(record["identity"], list)
-        return record if intact and ("error" in record or record["files"] is not None) else None
+        made = "error" in record or records.parsed(data) is not None
+        return record if intact and made else None
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -603,13 +601,19 @@ class _Place(abc.ABC):
         size_of = self.sizes()
 
         def record_of(item: Item) -> Record | None:
-            name = _record_name(item.digest)
-            record = None if size_of(name) is None else _parsed(self.read(name))
+            of_folder = f"{item.output}/{records.NAME}"
+            name = of_folder if item.is_folder else _record_name(item.digest)
+            data = None if size_of(name) is None else self.read(name)
+            if item.is_folder:
+                made = records.parsed(data)
+                record = made and {**_record(item), "details": made, "files": made["files"]}
+            else:
+                record = _parsed(data)
             if record is None or "error" in record:
                 return record
             same = all(
                 size_of(f"{record['output']}/{file}".rstrip("/")) == size
-                for file, (size, _) in record["files"].items()
+                for file, size in records.sizes(record).items()
             )
             return record if same else None
 
@@ -619,8 +623,9 @@ class _Place(abc.ABC):
                 yield from pool.map(record_of, items[start : start + _AT_ONCE])
 
     def write_record(self, item: Item, record: Record) -> None:
-        """Writes the record of an item."""
-        self.write(_record_name(item.digest), json.dumps(record))
+        """Writes the record of an item, unless its output has one."""
+        if not item.is_folder:
+            self.write(_record_name(item.digest), json.dumps(record))
 
     def stray(self, items: Iterable[Item]) -> list[str]:
         """Returns the outputs of other items than these, if they exist."""
@@ -686,34 +691,10 @@ class _Folder(_Place):
             yield path.relative_to(self._top).as_posix()
 
     def publish(self, output: str, made: Path) -> None:
-        for path in (*made.rglob("*"), made):
-            atomic.sync(path)
-        target = self._top / output
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # At any time the output is missing or complete, also if another process publishes the same
-        # one, for example a node that a cluster has given up.
-        self.remove(output)
-        try:
-            os.replace(made, target)
-        except OSError:
-            if not target.exists():
-                raise
-        atomic.sync(target.parent)
+        records.publish(made, self._top / output, self.half_made())
 
     def remove(self, output: str) -> None:
-        aside = self.half_made()
-        try:
-            os.rename(self._top / output, aside)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # so it does not exist
-                return
-            raise
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.unlink()
+        records.remove(self._top / output, self.half_made())
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -757,10 +738,10 @@ class _Bucket(_Place):
             return
         files = {
             f"{output}/{path.relative_to(made).as_posix()}": path
-            for path in sorted(made.rglob("*"))
+            for path in sorted(made.rglob("*"), key=lambda path: (path.name == records.NAME, path))
             if path.is_file()
         }
-        for name, path in files.items():
+        for name, path in files.items():  # its own record is the last
             self._store.put(name, path)
         self._store.delete(sorted(self._store.sizes(output).keys() - files.keys()))
 

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import os
 import pwd
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from typing import Any, NoReturn
 import pytest
 from obstore.store import MemoryStore
 
-from jaxtrain.data import bucket_folders, cache
-from jaxtrain.data.cache import MANIFEST
+from jaxtrain.data import bucket_folders, cache, record
+from jaxtrain.data.record import NAME as MANIFEST
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
@@ -35,7 +36,7 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "key"
     for _ in range(2):
         manifest = cache.make_folder(folder, builder(built), silent)
-        assert manifest == {"number": 7, "files": {"file": 3}}
+        assert manifest == {"number": 7, "files": {"file": [3, hashlib.sha256(b"abc").hexdigest()]}}
     assert len(built) == 1
     assert sorted(p.name for p in folder.iterdir()) == ["file", "manifest.json"]
 
@@ -54,20 +55,24 @@ def test_leftovers_of_a_killed_process_are_removed_and_not_read(tmp_path: Path) 
     assert (tmp_path / "key" / "file").read_text() == "abc"
 
 
-@pytest.mark.parametrize("damage", ["cut", "lost", "manifest", "no manifest"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "lost", "manifest", "no manifest"])
 def test_a_damaged_folder_is_rebuilt(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "key"
     built: list[int] = []
     cache.make_folder(folder, builder(built), silent)
     if damage == "cut":
         os.truncate(folder / "file", 2)
+    elif damage == "changed":  # as a disk does, whose blocks are zeros after a crash
+        (folder / "file").write_bytes(bytes(3))
     elif damage == "lost":
         (folder / "file").unlink()
     elif damage == "manifest":
-        os.truncate(folder / "manifest.json", 20)
+        size = (folder / "manifest.json").stat().st_size
+        (folder / "manifest.json").write_bytes(bytes(size))
     else:
         (folder / "manifest.json").unlink()
-    assert cache.read_manifest(folder) is None
+    assert record.read(folder, verify=True) is None
+    assert (record.read(folder) is None) == (damage != "changed")
     said: list[str] = []
     cache.make_folder(folder, builder(built), said.append)
     assert len(built) == 2
@@ -83,7 +88,7 @@ def test_the_slower_of_two_builders_uses_the_finished_folder(tmp_path: Path) -> 
     def slow(work: Path) -> dict:
         folder.mkdir()
         (folder / "file").write_text("first")
-        (folder / "manifest.json").write_text('{"number": 1, "files": {"file": 5}}')
+        record.write(folder, {"number": 1})
         (work / "file").write_text("second!")
         return {"number": 2}
 
@@ -139,7 +144,7 @@ def test_a_full_or_unavailable_disk_is_a_temporary_failure(
             cache.root(str(tmp_path))
         return
     if where == "sync":  # a network disk may report it only then
-        monkeypatch.setattr(cache, "sync", fail)
+        monkeypatch.setattr(record.atomic, "sync", fail)
     with pytest.raises(kind, match=words):
         cache.make_folder(tmp_path / "key", fail if where == "build" else builder([]), silent)
     assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
@@ -202,7 +207,8 @@ def test_a_cache_in_a_bucket_is_built_once_for_all_machines(
     [
         ("file", b"truncated"),
         ("manifest.json", None),
-        ("manifest.json", b'{"number": 7, "files": {"missing": -1}}'),
+        ("manifest.json", b'{"number": 7, "files": {"missing": [3, "%064d"]}}' % 0),
+        ("manifest.json", b'{"number": 7, "files": {"file": 3}}'),
     ],
 )
 def test_an_incomplete_folder_in_a_bucket_is_built_and_uploaded_again(
@@ -243,6 +249,25 @@ def test_a_failed_upload_is_done_by_the_next_start(
     made_in([], built)
     assert len(built) == 1
     assert set(bucket.sizes()) == {"text/key/file", "text/key/manifest.json"}
+
+
+def test_a_damaged_file_in_a_bucket_is_named_and_not_kept(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the right size, so that only its checksum shows it."""
+    made_in([], [])
+    bucket.put("text/key/file", bytes(3))
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "second"))
+    words = (
+        r"s3://bucket/cache/text/key/file is damaged: .*: delete s3://bucket/cache/text/key, and"
+    )
+    for _ in range(2):
+        with pytest.raises(InputError, match=words):
+            made_in([], [])
+    bucket.put("text/key/file", b"abc")
+    built: list[int] = []
+    assert (made_in([], built) / "file").read_bytes() == b"abc"
+    assert not built
 
 
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:

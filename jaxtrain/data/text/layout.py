@@ -121,9 +121,12 @@ def lay_out(
 
     Raises:
         InputError: a source has a single document, or there is no text for a split.
+        RunAgain: a shard is damaged.
     """
 
     def build(work: Path) -> dict[str, Any]:
+        for made in {made.folder: made for corpus in corpora for made, _ in corpus.shards}.values():
+            made.verify()
         limits = [_limits(corpus) for corpus in corpora]
         validating = [
             made.documents[slice(*of_shard["val"]), DIGEST]

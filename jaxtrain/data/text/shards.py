@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,15 +33,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import cache, jobs, worker_count, worker_process
+from jaxtrain.data import cache, jobs, record, worker_count, worker_process
 from jaxtrain.data.engines import Engine, Processes, Worker
 from jaxtrain.data.text import kinds
 from jaxtrain.data.text.documents import File, Rows, Section, Skipped
 from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.specials import Form
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.storage import disks
-from jaxtrain.storage.atomic import write_whole
 from jaxtrain.terminal import Say
 
 COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, LOST = range(6)
@@ -191,10 +189,13 @@ def prepare(
         RunAgain: the disk is full or cannot be read now; finished shards are kept.
     """
     every = {shard.folder(recipe): shard for shard in shards}
-    missing = [name for name in every if cache.read_manifest(folder / name) is None]
+    missing = [name for name in every if record.read(folder / name) is None]
     if not missing:
         return True
-    items = [jobs.Item(f"{shard.name} ({name})", (), name, shard) for name, shard in every.items()]
+    items = [
+        jobs.Item(f"{shard.name} ({name})", (), name, shard, is_folder=True)
+        for name, shard in every.items()
+    ]
     with worker_process.started_by_us():  # also in a script that opens a data set itself
         outcome = jobs.run(
             items,
@@ -220,7 +221,7 @@ def _is_here(folder: Path, bucket: cache.CacheBucket | None, say: Say) -> bool:
         raise _Absent
 
     if bucket is None:
-        return cache.read_manifest(folder) is not None
+        return record.read(folder) is not None
     try:
         cache.make_folder(folder, absent, say, bucket=bucket)
     except _Absent:
@@ -275,11 +276,8 @@ def _make(recipe: Recipe, encoder: Encoder, item: jobs.Item, folder: Path) -> di
             if writer.mark() == before and section.is_complete:
                 bad[section.file.name] = "no text in it"
         sha256, count, text_bytes = writer.finish()
-    manifest = {"documents": count, "sha256": sha256, "bad": bad, "skipped": skipped}
-    manifest |= {"bad_rows": bad_rows, "bytes": text_bytes}
-    files = {path.name: path.stat().st_size for path in folder.iterdir()}
-    write_whole(folder / cache.MANIFEST, json.dumps(manifest | {"files": files}, indent=1))
-    return {"documents": count}
+    details = {"documents": count, "sha256": sha256, "bad": bad, "skipped": skipped}
+    return details | {"bad_rows": bad_rows, "bytes": text_bytes}
 
 
 def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -395,18 +393,32 @@ class Made:
     @classmethod
     def of(cls, folder: Path, dtype: np.dtype) -> "Made":
         """Opens a shard that is complete."""
-        manifest = cache.read_manifest(folder)
-        assert manifest is not None
+        made = record.read(folder)
+        assert made is not None
         return cls(
             folder,
-            manifest["sha256"],
-            manifest["bad"],
-            manifest["skipped"],
-            manifest["bad_rows"],
-            manifest["documents"],
-            manifest["bytes"],
+            made["sha256"],
+            made["bad"],
+            made["skipped"],
+            made["bad_rows"],
+            made["documents"],
+            made["bytes"],
             dtype,
         )
+
+    def verify(self) -> None:
+        """Compares the checksums of its files.
+
+        Raises:
+            RunAgain: a file is damaged; the shard is then absent, and made again.
+        """
+        made = record.read(self.folder)
+        bad = record.NAME if made is None else record.damaged(self.folder, made)
+        if bad:
+            (self.folder / record.NAME).unlink(missing_ok=True)
+            raise RunAgain(
+                f"{self.folder / bad} is damaged: start again, and these tokens are made again"
+            )
 
     @property
     def documents(self) -> np.ndarray:

@@ -22,7 +22,7 @@ from jaxtrain.data import engines, jobs
 from jaxtrain.data.text import documents, encoding, shards, specials, tokenizer
 from jaxtrain.data.text.documents import File, Rows, Section, Skipped
 from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import disks
 
 ROWS = Rows("text")
@@ -303,3 +303,23 @@ def test_large_vocabularies_use_wider_ids(recipe: Recipe) -> None:
     for ids, width in ((2**16, 2), (2**16 + 1, 4)):
         wide = Recipe(recipe.tokenizer, "", "sentences", (specials.SEP,), ids)
         assert wide.dtype.itemsize == width
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokens", "documents.npy", "ends"])
+def test_a_damaged_shard_is_made_again(tmp_path: Path, recipe: Recipe, name: str) -> None:
+    """Its files keep their sizes, as after a crash. Two records of it would disagree forever."""
+    plan = shards.plan(found(make(tmp_path / "in")), ROWS)
+    (made,) = prepared(plan, recipe, tmp_path / "cache")
+    before = contents(tmp_path / "cache")
+    made.verify()
+    path = made.folder / name
+    path.write_bytes(bytes(path.stat().st_size))
+    if name == "manifest.json":
+        with pytest.raises(AssertionError):
+            Made.of(made.folder, recipe.dtype)
+    else:
+        with pytest.raises(RunAgain, match=rf"{name} is damaged: start again, and these tokens"):
+            made.verify()
+    (again,) = prepared(plan, recipe, tmp_path / "cache")
+    again.verify()
+    assert contents(tmp_path / "cache") == before
