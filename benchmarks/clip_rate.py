@@ -24,9 +24,10 @@ import numpy as np
 import results
 
 from jaxtrain import config
-from jaxtrain.data import engines, sampler
+from jaxtrain.data import sampler
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.video import packets, pieces, prepare_clips
+from jaxtrain.jobs import engines
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import sys
 
 # In a spawned process, the name is already set here, and parent_process() is not yet.
 if multiprocessing.current_process().name != "MainProcess":
-    from jaxtrain.data import worker_process
+    from jaxtrain.jobs import worker_process
 
     worker_process.begin_without_jax()
 

@@ -105,7 +105,7 @@ def run_directory(arguments: Sequence[str]) -> tuple[Path, bool]:
     if not in_bucket or not _has("obstore"):
         return expanded(output), in_bucket
     from jaxtrain.checkpoint import remote
-    from jaxtrain.data import cache
+    from jaxtrain.jobs import cache
     from jaxtrain.storage.bucket import normalized
 
     cache_dir = option("--data.cache_dir", arguments)

@@ -20,6 +20,7 @@ ORDER = (
         "reporting",
         "interop",
         "data",
+        "jobs",
         "telemetry",
         "checkpoint",
         "distributed",

@@ -17,8 +17,8 @@ from jaxtrain.checkpoint.pointer import ASIDE, CHECKPOINTS, DAMAGED, KINDS, SUPE
 from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Place
 from jaxtrain.cli import commands
 from jaxtrain.config import invocation
-from jaxtrain.data import cache
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
 from jaxtrain.reporting import run_files
 from jaxtrain.storage import atomic, bucket, lease, lock
 from jaxtrain.storage.bucket import Bucket

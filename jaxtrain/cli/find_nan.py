@@ -9,8 +9,8 @@ from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.cli import commands
-from jaxtrain.data import cache
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
 from jaxtrain.storage import atomic, bucket, run_marker
 
 

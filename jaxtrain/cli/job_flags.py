@@ -1,13 +1,13 @@
-"""Which engine does the work of :mod:`jaxtrain.data.jobs`, and which part of it, by the flags."""
+"""Which engine does the work of :mod:`jaxtrain.jobs.resumable`, and which part, by the flags."""
 
 import os
 from collections.abc import Mapping
 
 from jaxtrain import terminal
 from jaxtrain.cli import commands
-from jaxtrain.data import engines, worker_count
-from jaxtrain.data.jobs import Part
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import engines, limits
+from jaxtrain.jobs.resumable import Part
 
 
 def part(flags: commands.Parts, environment: Mapping[str, str] = os.environ) -> Part:
@@ -65,9 +65,9 @@ def engine(flags: commands.InProcesses) -> engines.Engine:
     if flags.engine == "ray":
         return engines.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
-    if flags.workers and (text := worker_count.too_many(flags.workers, "--workers")):
+    if flags.workers and (text := limits.too_many(flags.workers, "--workers")):
         raise InputError(text)
-    return engines.Processes(flags.workers or worker_count.cores())
+    return engines.Processes(flags.workers or limits.cores())
 
 
 def cluster(flags: commands.OnDevices) -> engines.Ray | None:

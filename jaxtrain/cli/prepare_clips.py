@@ -4,9 +4,9 @@ import dataclasses
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, commands, job_flags
-from jaxtrain.data import jobs
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import resumable
 from jaxtrain.telemetry.formats import counted
 
 
@@ -26,7 +26,7 @@ def main(flags: commands.PrepareClips) -> int:
             flags.source, flags.out, settings, engine=engine, say=say, part=part
         )
     totals, videos = outcome.totals, outcome.made + outcome.skipped
-    listed_in = f"{flags.out.rstrip('/')}/{jobs.REPORT}"
+    listed_in = f"{flags.out.rstrip('/')}/{resumable.REPORT}"
     say(
         f"{f'{part}: ' if part.count > 1 else ''}{counted(totals.get('pieces', 0), 'clip')}, "
         f"{counted(totals.get('frames', 0), 'frame')}, from {counted(videos, 'video')}; excluded "

@@ -7,8 +7,8 @@ import os
 
 from jaxtrain import config, terminal
 from jaxtrain.cli import command_line, commands, job_flags
-from jaxtrain.data import jobs
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import limits, resumable
 from jaxtrain.storage import atomic
 
 
@@ -32,10 +32,10 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     import jax
 
     cluster, part = job_flags.cluster(flags), job_flags.part(flags)
-    from jaxtrain.data import cache, engines, worker_count
     from jaxtrain.data.video import encode_latents, files, latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
+    from jaxtrain.jobs import cache, engines
 
     for flag, path in (("--data.path", run.data.path), ("--data.val_path", run.data.val_path)):
         if path is not None and files.is_absent(path):  # before the teacher, which may be large
@@ -58,7 +58,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     with command_line.resumable("latents"):
         devices = 1 if cluster else jax.device_count()
         batch = -(-flags.batch // devices) * devices
-        threads = worker_count.cores() if data.workers is None else max(1, data.workers)
+        threads = limits.cores() if data.workers is None else max(1, data.workers)
         outcome = encode_latents.prepare(
             (sources.train, sources.val),
             functools.partial(load, say=_silent) if cluster else lambda: teacher,
@@ -74,7 +74,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     if lacking:
         say(
             f"{lacking:,} clips cannot be decoded, so they have no latents, and training replaces "
-            f"them: the reasons are in {target.where}/{jobs.WORK}/records"
+            f"them: the reasons are in {target.where}/{resumable.WORK}/records"
         )
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(

@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxtrain import terminal
 from jaxtrain.checkpoint import remote
 from jaxtrain.cli import commands
-from jaxtrain.data import cache
+from jaxtrain.jobs import cache
 from jaxtrain.reporting import page, run_files
 from jaxtrain.storage import atomic, bucket
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, commands, job_flags
-from jaxtrain.data import engines, jobs
 from jaxtrain.data.video import files, writing
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.data.video.writing import Writer
 from jaxtrain.errors import InputError
 from jaxtrain.inference import latent_files
+from jaxtrain.jobs import engines, resumable
 from jaxtrain.storage import atomic
 from jaxtrain.telemetry import images
 from jaxtrain.telemetry.formats import counted
@@ -124,7 +124,7 @@ def check_is_folder(flags: commands.Folder, source: Path) -> None:
 
 def process_folder(
     model: "Autoencoder",
-    todo: list[jobs.Item],
+    todo: list[resumable.Item],
     flags: commands.Encode | commands.Decode,
     settings: dict[str, Any],
     work: "video_folder.Work",
@@ -150,7 +150,7 @@ def process_folder(
     out = flags.target
     with command_line.resumable("files"):
         engine, begin, place = video_folder.workers_of(model, work, flags.workers, cluster)
-        outcome = jobs.run(
+        outcome = resumable.run(
             todo,
             begin,
             out,
@@ -170,7 +170,7 @@ def process_folder(
     number = outcome.made + outcome.skipped + len(outcome.failed)
     terminal.out(
         f"{', '.join(filter(None, counts))} of {number} files on {place}; "
-        f"results and reasons: {out / jobs.REPORT}"
+        f"results and reasons: {out / resumable.REPORT}"
     )
     return outcome.exit_code
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxtrain.data import cache
 from jaxtrain.data.source import Source
+from jaxtrain.jobs import cache
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,10 +23,11 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain.data import sampler, worker_count, worker_process
+from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import limits, worker_process
 from jaxtrain.sharding import batch_sharding, local_rows
 
 HostArrays = dict[str, np.ndarray]
@@ -98,9 +99,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.ids = np.empty(0, np.int64)
         self._to_devices = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
-        if workers and (text := worker_count.too_many(workers)):
+        if workers and (text := limits.too_many(workers)):
             raise InputError(text)
-        worker_count.allow_files()
+        limits.allow_files()
         local, block = rows.rows_per_batch, rows.order.block
         held = worker_count.most_batches(local, workers, prefetch, devices, block)
         self.ahead = math.ceil(held)
@@ -183,7 +184,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             # The traceback would keep parts of a batch, and so Grain's shared memory, to the end.
             self._offer(error.with_traceback(None))
         except OSError as error:
-            refused = worker_count.refused(error, self.workers) if self.workers else None
+            refused = limits.refused(error, self.workers) if self.workers else None
             self._offer(refused or error)
         except BaseException as error:
             self._offer(error)

@@ -27,8 +27,8 @@ from typing import Any
 import obstore
 from obstore.store import HTTPStore
 
-from jaxtrain.data import bucket_folders, cache
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, cache
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble

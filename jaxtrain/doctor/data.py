@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jaxtrain.config import invocation
-from jaxtrain.data import loader_rate, worker_count
+from jaxtrain.data import loader_rate
 from jaxtrain.data.loader_rate import LONGEST_S, Rate
 from jaxtrain.data.quarantine import Quarantine, TooManyBroken, too_many
 from jaxtrain.data.source import Sources
@@ -13,6 +13,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.interop import hub, huggingface, weights
+from jaxtrain.jobs import limits
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.formats import counted
 from jaxtrain.training import preflight
@@ -119,7 +120,7 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
             quarantine=quarantine,
         )
         more = sorted(quarantine.found() - {bad.path for bad in sources.bad})
-    yield judged(rate, worker_count.cores(), sources.faster)
+    yield judged(rate, limits.cores(), sources.faster)
     if more:
         yield _broken(f"the trial found {len(more)} more broken files", more)
 

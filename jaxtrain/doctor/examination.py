@@ -102,9 +102,9 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     gpu_memory.share_memory(os.environ)
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import remote, resume
-    from jaxtrain.data import cache
     from jaxtrain.doctor import checkpointing, collectives, data, hosts, machine
     from jaxtrain.doctor.subject import Subject
+    from jaxtrain.jobs import cache
     from jaxtrain.planning import cards
     from jaxtrain.telemetry import hardware
     from jaxtrain.training import run_directory

@@ -19,6 +19,7 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
+from jaxtrain.jobs import limits
 from jaxtrain.planning import cards
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.telemetry.formats import counted, size
@@ -217,7 +218,7 @@ def packages(find: Find = installed) -> Iterator[Finding]:
 
 def workers(subject: Subject) -> Iterator[Finding]:
     """Checks, like a run, that this host has the memory for the workers."""
-    if message := worker_count.too_many(subject.workers):
+    if message := limits.too_many(subject.workers):
         yield problem(message)
     else:
         yield ok(f"this host has memory for {counted(subject.workers, 'worker')}")

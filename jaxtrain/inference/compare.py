@@ -18,7 +18,6 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.config import Precision
-from jaxtrain.data import engines, jobs
 from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.data.video.files import video_of
 from jaxtrain.errors import BadExample, InputError
@@ -26,6 +25,7 @@ from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
+from jaxtrain.jobs import engines, resumable
 from jaxtrain.models.video_ae import i3d, lpips, quality, samples
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
@@ -164,7 +164,7 @@ class Meter:
                 results[number] = result
                 each_clip()
                 continue
-            bad = result or BadExample(clip.entry.path, jobs.KILLS)
+            bad = result or BadExample(clip.entry.path, resumable.KILLS)
             if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.entry.file):
                 raise InputError(
                     f"{clip.entry.file} does not exist on a node of the Ray cluster: use a folder "

@@ -16,10 +16,10 @@ import numpy as np
 
 from jaxtrain import terminal
 from jaxtrain.config import invocation
-from jaxtrain.data import cache
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import weights
+from jaxtrain.jobs import cache
 from jaxtrain.models import from_file
 from jaxtrain.models.contract import Task
 from jaxtrain.training import state

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from jaxtrain.config import Precision
-from jaxtrain.data import engines, jobs, listing, worker_count
+from jaxtrain.data import listing
 from jaxtrain.errors import InputError
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
+from jaxtrain.jobs import engines, limits, resumable
 
 Work = Callable[[Autoencoder, Path, Path, Callable[[], None]], dict[str, Any]]
 """(model, source, target, stop check) -> what the record states about the result.
@@ -26,7 +27,7 @@ def items(
     suffixes: frozenset[str],
     target_suffix: str,
     say: Callable[[str], None],
-) -> list[jobs.Item]:
+) -> list[resumable.Item]:
     """Lists the files below a folder; the results have the same names and another suffix.
 
     Args:
@@ -48,15 +49,15 @@ def items(
     if out.absolute().resolve().is_relative_to(source.resolve()):
         is_in = "is" if out.resolve() == source.resolve() else "is inside"
         raise InputError(f"OUT {out} {is_in} IN {source}: choose a folder outside")
-    jobs.check_complete(source)
+    resumable.check_complete(source)
     listed = []
     for path in listing.files(source, say):
         if path.suffix.lower() in suffixes:
             name = path.relative_to(source)
             output = name.with_suffix(target_suffix).as_posix()
             absolute = str(path.absolute())  # workers of a cluster have other working directories
-            identity = jobs.identity(path) if path.exists() else ()
-            listed.append(jobs.Item(name.as_posix(), identity, output, source=absolute))
+            identity = resumable.identity(path) if path.exists() else ()
+            listed.append(resumable.Item(name.as_posix(), identity, output, source=absolute))
     if not listed:
         raise InputError(f"{source} has no files that end with {', '.join(sorted(suffixes))}")
     return listed
@@ -64,7 +65,7 @@ def items(
 
 def workers_of(
     model: Autoencoder, work: Work, workers: int | None, cluster: engines.Ray | None
-) -> tuple[engines.Engine, jobs.Begin, str]:
+) -> tuple[engines.Engine, resumable.Begin, str]:
     """Returns what processes files on all devices of this machine, or on a cluster.
 
     Args:
@@ -74,17 +75,17 @@ def workers_of(
         cluster: processes the files instead of this machine; None without one.
 
     Returns:
-        Where the work runs and how a worker begins, for :func:`jobs.run`; and the place, for
+        Where the work runs and how a worker begins, for :func:`resumable.run`; and the place, for
         messages.
     """
     if cluster is not None:
         begin = functools.partial(_begin, model.trained, model.precision, work, cluster.workers)
         return cluster, begin, f"the Ray cluster {cluster.address}"
     devices = model.devices()
-    threads = workers or max(len(devices), worker_count.threads())
+    threads = workers or max(len(devices), limits.threads())
     models = [model.on(device) for device in devices[:threads]]
 
-    def begin_thread(worker: engines.Worker) -> jobs.Make:
+    def begin_thread(worker: engines.Worker) -> resumable.Make:
         model = models[worker.number % len(models)]
         return lambda item, path: _processed(work, model, worker, threads, item, path)
 
@@ -98,7 +99,7 @@ def _begin(
     work: Work,
     workers: int | None,
     worker: engines.Worker,
-) -> jobs.Make:
+) -> resumable.Make:
     """Puts the model on the devices of a worker of a cluster."""
     model = Autoencoder(trained, precision)
     turns = itertools.cycle([model.on(device) for device in model.devices()])
@@ -111,7 +112,7 @@ def _processed(
     model: Autoencoder,
     worker: engines.Worker,
     at_once: int,
-    item: jobs.Item,
+    item: resumable.Item,
     path: Path,
 ) -> dict[str, Any]:
     """Processes a file.
@@ -122,11 +123,11 @@ def _processed(
     try:
         return work(model, Path(item.source), path, worker.check)
     except InputError as error:
-        raise jobs.Failed(str(error)) from error
+        raise resumable.Failed(str(error)) from error
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or at_once == 1:
             raise
-        raise jobs.Failed(
+        raise resumable.Failed(
             f"{at_once} files at once filled the memory of a device: repeat the command with "
             f"--workers {max(1, at_once // 2)} for the files that failed"
         ) from error

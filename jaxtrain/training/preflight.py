@@ -11,10 +11,10 @@ from jaxtrain.checkpoint import own_files, pointer, resume, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.config.mesh_fit import device_count_problem, fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
-from jaxtrain.data import worker_count
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
+from jaxtrain.jobs import limits
 from jaxtrain.storage import addresses, bucket, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
@@ -193,7 +193,7 @@ def _replay(run: config.Run) -> Iterator[str]:
 
 def _workers(run: config.Run) -> Iterator[str]:
     """Checks that the system allows ``data.workers``; a number chosen for this host fits."""
-    if run.data.workers and (text := worker_count.too_many(run.data.workers)):
+    if run.data.workers and (text := limits.too_many(run.data.workers)):
         yield Problem(text, "data.workers")
 
 

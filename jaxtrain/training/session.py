@@ -10,12 +10,12 @@ from jaxtrain import config, terminal
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
-from jaxtrain.data import cache, worker_process
 from jaxtrain.distributed import key_value, process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
+from jaxtrain.jobs import cache, worker_process
 from jaxtrain.ops import cpu
 from jaxtrain.reporting.result import TrainResult
 from jaxtrain.storage import lock

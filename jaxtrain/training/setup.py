@@ -28,13 +28,14 @@ from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
-from jaxtrain.data import cache, pipeline, worker_count
+from jaxtrain.data import pipeline, worker_count
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
+from jaxtrain.jobs import cache
 from jaxtrain.optim.build import rate_flag, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh

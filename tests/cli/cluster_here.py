@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxtrain.data import engines
+from jaxtrain.jobs import engines
 
 
 class ClusterHere(engines.Ray):

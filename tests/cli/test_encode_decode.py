@@ -18,11 +18,11 @@ from models import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line
-from jaxtrain.data import engines, jobs
 from jaxtrain.data.video import reading, writing
 from jaxtrain.errors import InputError
 from jaxtrain.inference import tensor_stream
 from jaxtrain.inference import video as autoencoding
+from jaxtrain.jobs import engines, resumable
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_a_cluster_encodes_and_decodes_the_same(
         return cluster
 
     monkeypatch.setattr(engines, "Ray", start)
-    monkeypatch.setattr(jobs, "Ray", ClusterHere)
+    monkeypatch.setattr(resumable, "Ray", ClusterHere)
     made = {}
     for name, flags in (
         ("alone", ()),

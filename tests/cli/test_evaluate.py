@@ -18,11 +18,11 @@ from PIL import Image
 
 from jaxtrain import main
 from jaxtrain.cli import command_line, evaluate
-from jaxtrain.data import engines
 from jaxtrain.data.video import evaluation_clips, packets
 from jaxtrain.errors import InputError
 from jaxtrain.inference import protocols
 from jaxtrain.interop import weights
+from jaxtrain.jobs import engines
 from jaxtrain.models.video_ae import i3d, quality
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")

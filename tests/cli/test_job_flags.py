@@ -3,9 +3,9 @@
 import pytest
 
 from jaxtrain.cli import command_line, commands, job_flags
-from jaxtrain.data import engines
-from jaxtrain.data.jobs import Part
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import engines
+from jaxtrain.jobs.resumable import Part
 
 ARRAY = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "4"}
 TASKS = {"SLURM_STEP_NUM_TASKS": "2"}

@@ -21,8 +21,8 @@ from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint
 from program import TINY_MLM, environment, losses, write_corpus
 
-from jaxtrain.data import jobs
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import resumable
 
 PROGRAMS = {
     "slurmctld": "slurm-wlm",
@@ -363,7 +363,7 @@ def test_tasks_prepare_parts_and_one_is_killed(slurm: Slurm) -> None:
     wait_for(lambda: not elements(), "the other elements", seconds=150)
     assert not (out / "report.json").exists(), "the element was killed too late"
     with pytest.raises(InputError, match="is incomplete"):
-        jobs.check_complete(out)
+        resumable.check_complete(out)
     slurm.run("scontrol", "requeue", f"{job}_3")
     wait_for(lambda: not elements(), "the third element again", seconds=150)
     assert _prepared(out) == alone, (directory / "array.3.log").read_text()

@@ -12,8 +12,8 @@ from launch.stub import LAUNCH, Stubs
 from jaxtrain.cli import command_line, job_flags
 from jaxtrain.config import flags
 from jaxtrain.config.run_flags import RunFlags
-from jaxtrain.data.jobs import Part
 from jaxtrain.distributed import cluster_env
+from jaxtrain.jobs.resumable import Part
 
 RUN = ("--config", "demo", "--output-dir", "run")
 

@@ -14,10 +14,10 @@ from flax import nnx
 from training import toy
 
 from jaxtrain import config, sharding
-from jaxtrain.data import engines
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video import pieces, prepare_clips
+from jaxtrain.jobs import engines
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.training import setup, step_setup
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jaxtrain.config import bounds
-from jaxtrain.data import cache
 from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.text import specials, tokenizer_file, windows
 from jaxtrain.data.text.layout import SPLITS, TOKEN_BYTES, Rule, Split
@@ -21,6 +20,7 @@ from jaxtrain.data.text.sources import Prepared, Text
 from jaxtrain.data.text.streams import Streams
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
 
 Made = TypeVar("Made")
 _MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python

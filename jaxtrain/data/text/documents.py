@@ -41,10 +41,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxtrain.data import bucket_folders, listing, splits
+from jaxtrain.data import listing, splits
 from jaxtrain.data.text import hub_datasets, kinds, rows
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import bucket_folders
 from jaxtrain.storage import addresses, atomic, file_ends, stand_ins
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxtrain.data import cache, mixture
+from jaxtrain.data import mixture
 from jaxtrain.data.text import byte_level, packing, tokenizer_file, windows
 from jaxtrain.data.text.shards import (
     BYTES,
@@ -44,6 +44,7 @@ from jaxtrain.data.text.shards import (
 )
 from jaxtrain.data.text.streams import SHARD
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
 from jaxtrain.terminal import Say
 
 Split = Literal["train", "val"]

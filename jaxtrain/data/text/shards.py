@@ -5,7 +5,7 @@ by the next bit. So groups depend on nothing but the names and sizes, and a file
 changes one group, or divides it. A file above 256 MB is divided into ranges of its bytes, unless it
 is compressed. Each
 group and each range is a shard, a folder of the cache whose name is a digest of its files and of
-all that its tokens depend on. Shards are made by :mod:`jaxtrain.data.jobs`.
+all that its tokens depend on. Shards are made by :mod:`jaxtrain.jobs.resumable`.
 
 A shard has all documents of its files, whichever side of a split they are on, sorted by their
 digests. Their side follows from the digest (:mod:`jaxtrain.data.text.layout`), so each split by
@@ -33,13 +33,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import cache, jobs, record, worker_count, worker_process
-from jaxtrain.data.engines import Engine, Processes, Worker
 from jaxtrain.data.text import kinds
 from jaxtrain.data.text.documents import File, Rows, Section, Skipped
 from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.jobs import cache, limits, record, resumable, worker_process
+from jaxtrain.jobs.engines import Engine, Processes, Worker
 from jaxtrain.storage import disks
 from jaxtrain.terminal import Say
 
@@ -167,7 +167,7 @@ def prepare(
     say: Say,
     *,
     engine: Engine | None = None,
-    part: jobs.Part = jobs.ALL,
+    part: resumable.Part = resumable.ALL,
     bucket: cache.CacheBucket | None = None,
 ) -> bool:
     """Makes the shards that are missing in the cache.
@@ -193,15 +193,15 @@ def prepare(
     if not missing:
         return True
     items = [
-        jobs.Item(f"{shard.name} ({name})", (), name, shard, is_folder=True)
+        resumable.Item(f"{shard.name} ({name})", (), name, shard, is_folder=True)
         for name, shard in every.items()
     ]
     with worker_process.started_by_us():  # also in a script that opens a data set itself
-        outcome = jobs.run(
+        outcome = resumable.run(
             items,
-            functools.partial(_begin, recipe, len(missing) < worker_count.cores()),
+            functools.partial(_begin, recipe, len(missing) < limits.cores()),
             folder if bucket is None else f"{bucket.url}/{bucket.name(folder)}",
-            engine=engine or Processes(worker_count.cores(), say),
+            engine=engine or Processes(limits.cores(), say),
             say=say,
             part=part,
             doing="tokenizing",
@@ -233,14 +233,14 @@ class _Absent(Exception):
     """A bucket does not have a shard."""
 
 
-def _begin(recipe: Recipe, few: bool, worker: Worker) -> jobs.Make:
+def _begin(recipe: Recipe, few: bool, worker: Worker) -> resumable.Make:
     if few:  # fewer shards than cores: the library's threads use the others
         os.environ["TOKENIZERS_PARALLELISM"] = "true"
     encoder = Encoder(recipe.tokenizer, recipe.form, recipe.marks, recipe.name)
     return functools.partial(_make, recipe, encoder)
 
 
-def _make(recipe: Recipe, encoder: Encoder, item: jobs.Item, folder: Path) -> dict[str, Any]:
+def _make(recipe: Recipe, encoder: Encoder, item: resumable.Item, folder: Path) -> dict[str, Any]:
     """Makes the folder of a shard."""
     folder.mkdir()
     skipped, bad = dict[str, int](), dict[str, str]()

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Self
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.config import bounds
-from jaxtrain.data import cache, jobs, listing, mixture, quarantine, splits
+from jaxtrain.data import listing, mixture, quarantine, splits
 from jaxtrain.data.contract import DataConfig
-from jaxtrain.data.engines import Engine
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
     documents,
@@ -39,6 +38,8 @@ from jaxtrain.data.text.shards import Made, Recipe, Shard
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
+from jaxtrain.jobs import cache, resumable
+from jaxtrain.jobs.engines import Engine
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
@@ -234,7 +235,7 @@ class Text(DataConfig):
         say: Callable[[str], None],
         *,
         engine: Engine | None = None,
-        part: jobs.Part = jobs.ALL,
+        part: resumable.Part = resumable.ALL,
         uploads: bool = False,
     ) -> Prepared | None:
         """Finds the files, and tokenizes those that the cache does not have.

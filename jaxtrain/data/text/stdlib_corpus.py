@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
 
 _VERSION = 1  # of the selection and of the files
 # Tests, generated tables, installed packages and applications: little documentation for their size.

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache
 from jaxtrain.data.text import tokenizer
 from jaxtrain.data.text.documents import Skipped
 from jaxtrain.data.text.shards import Shard, digest
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import cache
 from jaxtrain.storage import disks
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.terminal import Say

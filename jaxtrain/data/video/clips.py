@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from av.video.frame import VideoFrame
 
-from jaxtrain.data import cache
 from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import index as video_index
@@ -24,6 +23,7 @@ from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.latents import LatentStore
 from jaxtrain.errors import BadExample
+from jaxtrain.jobs import cache
 
 if TYPE_CHECKING:
     from jaxtrain.data.video import Config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxtrain.config import bounds, invocation
-from jaxtrain.data import cache, listing, quarantine
+from jaxtrain.data import listing, quarantine
 from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
@@ -23,6 +23,7 @@ from jaxtrain.data.video.clips import IDENTITY, Clips
 from jaxtrain.data.video.file_table import FileTable
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
+from jaxtrain.jobs import cache
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 

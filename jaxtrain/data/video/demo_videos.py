@@ -18,7 +18,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxtrain.data import cache, worker_count
+from jaxtrain.jobs import cache, limits
 
 _SCENES = 1  # seed of all scenes
 VERSION = 2  # part of the folder's name: increase it whenever the files change
@@ -56,7 +56,7 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
 
     def build(work: Path) -> dict[str, Any]:
         say(f"rendering {VIDEOS} demo videos ({WIDTH}x{HEIGHT}, {FRAMES} frames)")
-        with concurrent.futures.ThreadPoolExecutor(worker_count.cores()) as pool:
+        with concurrent.futures.ThreadPoolExecutor(limits.cores()) as pool:
             list(pool.map(lambda number: _write(work, number), range(VIDEOS)))
         return {"version": VERSION, "videos": VIDEOS}
 

@@ -1,6 +1,6 @@
 """``jaxtrain prepare latents``: encodes the fixed windows of all videos with a teacher.
 
-A video is an item of :mod:`jaxtrain.data.jobs`. Threads of this process decode the windows and
+A video is an item of :mod:`jaxtrain.jobs.resumable`. Threads of this process decode the windows and
 share the batches of one teacher, because a prepared clip has only a few windows. On a Ray cluster,
 each actor loads the teacher and encodes a video at a time.
 """
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxtrain.data import jobs
-from jaxtrain.data.engines import Ray, Threads, Worker
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.latents import LatentStore, Shape
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import resumable
+from jaxtrain.jobs.engines import Ray, Threads, Worker
 from jaxtrain.storage import disks
 from jaxtrain.terminal import Say
 
@@ -50,8 +50,8 @@ def prepare(
     engine: Threads | Ray,
     batch_size: int,
     say: Say,
-    part: jobs.Part = jobs.ALL,
-) -> jobs.Outcome:
+    part: resumable.Part = resumable.ALL,
+) -> resumable.Outcome:
     """Computes the latents that do not exist yet.
 
     Args:
@@ -70,10 +70,10 @@ def prepare(
 
     Raises:
         InputError: the teacher's latents have the wrong shape, or are NaN, Inf or too large; or as
-            :func:`jaxtrain.data.jobs.run`.
-        RunAgain: see :func:`jaxtrain.data.jobs.run`.
+            :func:`jaxtrain.jobs.resumable.run`.
+        RunAgain: see :func:`jaxtrain.jobs.resumable.run`.
     """
-    begin: jobs.Begin
+    begin: resumable.Begin
     if isinstance(engine, Threads):
         shared = Batches(load(), target.shape, batch_size, waiting=engine.workers)
         begin = functools.partial(functools.partial, _encode, tuple(splits), shared, target)
@@ -84,7 +84,7 @@ def prepare(
         for number, split in enumerate(splits)
         for item in (_item(number, entry, target) for entry in split.entries)
     }
-    outcome = jobs.run(
+    outcome = resumable.run(
         items.values(),
         begin,
         target.where,
@@ -99,11 +99,13 @@ def prepare(
     return outcome
 
 
-def _item(number: int, entry: Entry, target: LatentStore) -> jobs.Item:
+def _item(number: int, entry: Entry, target: LatentStore) -> resumable.Item:
     """Returns the item of a video. Its name has what the output depends on, but not its place."""
     frames = entry.scanned.frames
     name = f"{entry.name} ({entry.size:,} bytes, {frames:,} frames)"
-    return jobs.Item(name, (entry.size, frames, entry.ends), target.name(entry), (number, entry))
+    return resumable.Item(
+        name, (entry.size, frames, entry.ends), target.name(entry), (number, entry)
+    )
 
 
 def _begin(
@@ -112,7 +114,7 @@ def _begin(
     target: LatentStore,
     batch_size: int,
     worker: Worker,
-) -> jobs.Make:
+) -> resumable.Make:
     batches = Batches(load(), target.shape, batch_size, waiting=batch_size)
     return functools.partial(_encode, splits, batches, target, worker)
 
@@ -122,7 +124,7 @@ def _encode(
     batches: "Batches",
     target: LatentStore,
     worker: Worker,
-    item: jobs.Item,
+    item: resumable.Item,
     file: Path,
 ) -> dict[str, Any]:
     """Writes the latents of a video; returns how many windows it has, and how many lack them."""
@@ -158,7 +160,7 @@ def _encode(
         target.save(file, windows, count)
     for failure in bad:
         if isinstance(failure.__cause__, OSError):  # perhaps the file can be read the next time
-            raise jobs.Failed(failure.reason)
+            raise resumable.Failed(failure.reason)
     details = {"windows": count - len(bad), "lacking": len(bad)}
     note = f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}" if bad else ""
     return details | ({"note": note} if note else {})

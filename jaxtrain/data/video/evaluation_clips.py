@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxtrain.data import cache
 from jaxtrain.data.video import index
 from jaxtrain.data.video.clips import unaugmented
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import cache
 from jaxtrain.storage import addresses, disks
 
 

@@ -14,10 +14,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from jaxtrain.data import cache
 from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.video import index
 from jaxtrain.data.video.index import Entry
+from jaxtrain.jobs import cache
 
 _LINES, _ROWS = "lines", "rows"
 _ROW = np.dtype(

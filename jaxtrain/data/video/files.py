@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import jobs, listing, record, remote
+from jaxtrain.data import listing, remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import record, resumable
 from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
@@ -35,7 +36,7 @@ SUFFIXES |= frozenset((".mxf", ".ogv", ".qt", ".ts", ".vob", ".webm", ".wmv", ".
 """Of the formats that :data:`jaxtrain.data.video.packets.FORMATS` reads."""
 LISTS = frozenset((".jsonl", ".csv", ".txt"))
 _KINDS = 5  # of other files, in a message
-_OF_JAXTRAIN = (jobs.REPORT, record.NAME)  # in folders of `prepare` and of the cache
+_OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 PIECES = ".pieces"

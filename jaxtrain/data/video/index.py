@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxtrain.data import cache, jobs, remote, worker_count
+from jaxtrain.data import remote
 from jaxtrain.data.video import decode, packets
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample
+from jaxtrain.jobs import cache, limits, resumable
 from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket
@@ -107,7 +108,7 @@ def of_path(
     else:
         folder = expanded(path).is_dir()
     if folder:
-        jobs.check_complete(path)
+        resumable.check_complete(path)
     videos = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
     entries = build(videos, folder_of(path, cache_root), decode_all=decode_all, say=say)
     for trait, meaning in packets.TRAITS.items():
@@ -145,7 +146,7 @@ def build(
     reported = kept = time.monotonic()
     pause_s = _KEEP_EVERY_S
     entries = []
-    workers = worker_count.cores()  # threads suffice, because FFmpeg releases the GIL
+    workers = limits.cores()  # threads suffice, because FFmpeg releases the GIL
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
         def examine(video: video_files.VideoFile) -> Entry:

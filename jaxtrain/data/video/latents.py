@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from jaxtrain.config import invocation
-from jaxtrain.data import bucket_folders, cache
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, cache
 from jaxtrain.storage import atomic, disks
 
 if TYPE_CHECKING:

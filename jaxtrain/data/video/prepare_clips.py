@@ -1,9 +1,9 @@
 """``jaxtrain prepare clips``: cuts every raw video of a source into pieces.
 
 The pieces of ``a/b.mp4`` are ``OUT/a/b.mp4.pieces/00000.mp4`` and so on; their names keep them in
-one split (:mod:`jaxtrain.data.video.split`). A video is an item of :mod:`jaxtrain.data.jobs`, which
-resumes, records, and reports. OUT may be a folder of a bucket, and so may SOURCE, whose videos are
-then fetched one by one.
+one split (:mod:`jaxtrain.data.video.split`). A video is an item of
+:mod:`jaxtrain.jobs.resumable`, which resumes, records, and reports. OUT may be a folder of a
+bucket, and so may SOURCE, whose videos are then fetched one by one.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache, jobs
-from jaxtrain.data.engines import Engine, Worker
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, VideoFile
 from jaxtrain.data.video.packets import INTERLACED, TRAITS
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache, resumable
+from jaxtrain.jobs.engines import Engine, Worker
 from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket, normalized
@@ -35,8 +35,8 @@ def run(
     *,
     engine: Engine,
     say: Say,
-    part: jobs.Part = jobs.ALL,
-) -> jobs.Outcome:
+    part: resumable.Part = resumable.ALL,
+) -> resumable.Outcome:
     """Cuts all videos that have not been cut yet.
 
     Args:
@@ -52,7 +52,7 @@ def run(
 
     Raises:
         InputError: there are no videos, ``out`` cannot be written or has pieces with other
-            settings, or as :func:`jaxtrain.data.jobs.run`.
+            settings, or as :func:`jaxtrain.jobs.resumable.run`.
         RunAgain: a bucket or a disk is unavailable.
     """
     _check_apart(source, out)
@@ -63,7 +63,7 @@ def run(
             f"{videos[0].path[:_SHOWN]}: is it a list of videos? With --engine ray, this "
             "machine must see them, too"
         )
-    return jobs.run(
+    return resumable.run(
         map(_item, videos),
         functools.partial(_begin, settings),
         out,
@@ -81,7 +81,7 @@ def largest_crop(out: Path) -> tuple[int, int] | None:
 
     Returns None if this command did not write the folder.
     """
-    kept = jobs.settings_of(out) or {}
+    kept = resumable.settings_of(out) or {}
     try:
         settings = Settings(**{name: kept[name] for name in ("height", "width", "min_crop_scale")})
     except (KeyError, TypeError, InputError):
@@ -121,33 +121,33 @@ def _exists(video: VideoFile) -> bool:
         return False
 
 
-def _item(video: VideoFile) -> jobs.Item:
+def _item(video: VideoFile) -> resumable.Item:
     """Returns the item of a video, which its size and time identify; in a tar also its place."""
     output = folder_of(video.name)
     if video.url:  # without a version, it is assumed not to change
         known = video.version or (cache.digest(addresses.identity(video.url)),)
-        return jobs.Item(video.name, known, output, video)
+        return resumable.Item(video.name, known, output, video)
     try:
-        identity = jobs.identity(video.file)
+        identity = resumable.identity(video.file)
     except (OSError, ValueError):  # gone, or a NUL in the name: the worker reports it
         identity = ()
     place = () if video.span is None else (video.span.offset, video.span.size)
-    return jobs.Item(video.name, (*identity, *place), output, video, source=video.file)
+    return resumable.Item(video.name, (*identity, *place), output, video, source=video.file)
 
 
-def _begin(settings: Settings, worker: Worker) -> jobs.Make:
+def _begin(settings: Settings, worker: Worker) -> resumable.Make:
     del worker
     return functools.partial(_cut, settings)
 
 
-def _cut(settings: Settings, item: jobs.Item, folder: Path) -> dict[str, Any]:
+def _cut(settings: Settings, item: resumable.Item, folder: Path) -> dict[str, Any]:
     """Writes the pieces of a video; returns their numbers of frames."""
     video = item.value
     if video.url:
         try:
             video = files.fetched(video, folder.parent, "SOURCE")
         except InputError as error:  # of this video: it is gone, or a web page
-            raise jobs.Failed(str(error)) from error
+            raise resumable.Failed(str(error)) from error
 
     def cut() -> pieces.Cut:
         folder.mkdir(exist_ok=True)

@@ -12,9 +12,9 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain.data import cache
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
 from jaxtrain.storage import disks
 
 SUFFIX = ".tar"

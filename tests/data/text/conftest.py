@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from data.text import small_text
 
-from jaxtrain.data import engines
 from jaxtrain.data.text import shards
+from jaxtrain.jobs import engines
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ import text_memory
 
 PROGRAM = """
 import json, sys
-from jaxtrain.data import engines, text
+from jaxtrain.data import text
+from jaxtrain.jobs import engines
 from jaxtrain.data.text import shards, tokenizer, vocabulary
 from data.text.small_text import Model
 tokenizer._MOST_COUNTED, tokenizer._MOST_LEARNED = 2000, 1000

@@ -11,12 +11,12 @@ import pytest
 from data.text import small_text
 from data.text.small_text import silent
 
-from jaxtrain.data import engines
 from jaxtrain.data.text import byte_level, documents, layout, shards, specials, tokenizer, windows
 from jaxtrain.data.text.layout import Corpus, Rule, Split
 from jaxtrain.data.text.shards import Made, Recipe
 from jaxtrain.data.text.streams import Streams
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import engines
 
 TRAINED = byte_level.train(["a few words"], 300)
 RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300)

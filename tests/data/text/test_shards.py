@@ -18,11 +18,11 @@ import pytest
 import tokenizers
 from data.text.small_text import silent
 
-from jaxtrain.data import engines, jobs
 from jaxtrain.data.text import documents, encoding, shards, specials, tokenizer
 from jaxtrain.data.text.documents import File, Rows, Section, Skipped
 from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import engines, resumable
 from jaxtrain.storage import disks
 
 ROWS = Rows("text")
@@ -195,7 +195,7 @@ def test_chunks_processes_and_parts_do_not_change_shards(
     root = tmp_path / "parts"
     root.mkdir()
     done = [
-        shards.prepare(plan, recipe, root, silent, engine=HERE, part=jobs.Part(index, 3))
+        shards.prepare(plan, recipe, root, silent, engine=HERE, part=resumable.Part(index, 3))
         for index in range(3)
     ]
     assert done == [False, False, True]

@@ -13,10 +13,10 @@ import pytest
 from data.text.small_text import Model, silent
 from obstore.store import LocalStore
 
-from jaxtrain.data import bucket_folders, engines
 from jaxtrain.data.text import Masked, documents, shards
 from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, engines
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 URL = "s3://texts/corpus"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.data import jobs, record
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
+from jaxtrain.jobs import record, resumable
 
 
 def _touch(folder: Path, *names: str) -> None:
@@ -38,7 +38,7 @@ def test_a_folder_is_read_recursively_by_suffix(tmp_path: Path) -> None:
 
 
 def test_files_that_jaxtrain_writes_beside_videos_are_not_counted(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.mp4", "notes.txt", jobs.REPORT, record.NAME)
+    _touch(tmp_path, "a.mp4", "notes.txt", resumable.REPORT, record.NAME)
     lines: list[str] = []
     files.find(str(tmp_path), "--data.path", tmp_path, lines.append)
     assert lines == [f"--data.path {tmp_path}: ignored 1 other file (.txt 1)"]

@@ -15,11 +15,11 @@ import pytest
 from data.video import sample_videos as sample
 from obstore.store import LocalStore
 
-from jaxtrain.data import bucket_folders, cache, engines, jobs
 from jaxtrain.data.video import encode_latents, latents
 from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.packets import Keyframe, Scan
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import bucket_folders, cache, engines, resumable
 from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket
 
@@ -60,7 +60,7 @@ def _open(path: Path, root: Path | str, model: Any = MODEL, **settings: Any) -> 
 
 def _prepare(
     sources: Any, root: Path | str, teacher: Any = Means, *, threads: int = 2, **more: Any
-) -> jobs.Outcome:
+) -> resumable.Outcome:
     settings: dict[str, Any] = {"batch_size": 4, "say": lambda line: None, **more}
     settings.setdefault("engine", engines.Threads(threads + settings["batch_size"]))
     load = teacher if teacher is Means else lambda: teacher
@@ -157,7 +157,7 @@ def test_memory_does_not_grow_with_the_length_of_a_video(tmp_path: Path) -> None
 
     batches = encode_latents.Batches(Zeros(), shape, 4, waiting=2)
     target = latents.LatentStore(tmp_path, shape)
-    item = jobs.Item("long.mp4", (), "long.npy", (0, None))
+    item = resumable.Item("long.mp4", (), "long.npy", (0, None))
     tracemalloc.start()
     encode_latents._encode([Split()], batches, target, engines.Worker(0), item, tmp_path / "out")
     peak = tracemalloc.get_traced_memory()[1]
@@ -188,7 +188,7 @@ def test_parts_batch_sizes_and_engines_do_not_change_latents(data: Path, tmp_pat
     _prepare(_open(data, tmp_path / "alone"), tmp_path / "alone")
     sources = _open(data, tmp_path / "parts")
     for index in range(3):
-        _prepare(sources, tmp_path / "parts", batch_size=1 + index, part=jobs.Part(index, 3))
+        _prepare(sources, tmp_path / "parts", batch_size=1 + index, part=resumable.Part(index, 3))
     assert _files(tmp_path / "parts") == _files(tmp_path / "alone")
     # A process with a teacher of its own, as an actor of Ray.
     sources = _open(data, tmp_path / "process")
@@ -200,7 +200,7 @@ def _files(root: Path) -> dict[str, bytes]:
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.glob("latents/**/*")
-        if path.is_file() and jobs.WORK not in path.parts
+        if path.is_file() and resumable.WORK not in path.parts
     }
 
 

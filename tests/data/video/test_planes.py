@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data import engines, jobs, video
+from jaxtrain.data import video
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import packets, prepare_clips
 from jaxtrain.data.video.pieces import Settings
+from jaxtrain.jobs import engines, resumable
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 4
 ROOM = (40, 60)
@@ -99,7 +100,7 @@ def test_the_device_converts_clips_that_were_prepared_for_it(
     assert not converts(prepared, sample.model(FRAMES, 16, 24))
     assert not converts(Path("https://videos.example/cut"))
     for settings in ("{", {}, {"height": 32}, {"height": -1, "width": 8, "min_crop_scale": 1}):
-        file = tmp_path / jobs.WORK / "set.json"
+        file = tmp_path / resumable.WORK / "set.json"
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps({"settings": settings}))
         assert not converts(tmp_path)

@@ -13,11 +13,11 @@ from data.video import sample_videos as sample
 from obstore.store import MemoryStore
 from storage import file_server
 
-from jaxtrain.data import bucket_folders, engines, jobs
 from jaxtrain.data.video import decode, packets, pieces, prepare_clips
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, engines, resumable
 from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket
 
@@ -55,7 +55,7 @@ BROKEN = "; 1 failed before, without a change since"
 
 def _run(
     source: Path | str, out: Path | str, settings: Settings = SMALL, **more: Any
-) -> tuple[jobs.Outcome, list[str]]:
+) -> tuple[resumable.Outcome, list[str]]:
     said: list[str] = []
     more = {"engine": engines.Threads(1)} | more
     return prepare_clips.run(str(source), out, settings, say=said.append, **more), said

@@ -1,4 +1,4 @@
-"""Engines run a function over items; tests/data/real_ray.py has a real cluster."""
+"""Engines run a function over items; tests/jobs/real_ray.py has a real cluster."""
 
 import errno
 import functools
@@ -17,8 +17,8 @@ from unittest import mock
 
 import pytest
 
-from jaxtrain.data import engines, worker_count, worker_process
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import engines, limits, worker_process
 from jaxtrain.storage.bucket import Unavailable
 
 
@@ -120,16 +120,16 @@ def test_a_process_that_may_start_no_others_works_alone(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("limits", "raised"),
+    ("before", "raised"),
     [((1024, 9999), [(9999, 9999)]), ((1024, 1500), [(1500, 1500)]), ((2**16, -1), [])],
 )
 def test_many_workers_may_open_their_pipes(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: list[tuple[int, int]]
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], raised: list[tuple[int, int]]
 ) -> None:
     """A machine with 192 cores has the limit of others: 1024."""
     limited: list[tuple[int, int]] = []
-    monkeypatch.setattr(worker_count.resource, "getrlimit", lambda kind: limits)
-    monkeypatch.setattr(worker_count.resource, "setrlimit", lambda kind, both: limited.append(both))
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: before)
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda kind, both: limited.append(both))
     assert list(engines.Processes(192).map(functools.partial(square, 0), [])) == []
     assert limited[: len(raised)] == raised
     assert set(limited) == set(raised)
@@ -298,7 +298,7 @@ def test_an_actor_that_sees_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 SCRIPT = """
 import operator
-from jaxtrain.data import engines
+from jaxtrain.jobs import engines
 
 print("started")
 begin = operator.attrgetter("__class__")  # of the worker: its class makes a worker of a number

@@ -1,7 +1,7 @@
 """Data prepared in a bucket through a real S3 API on loopback, with kills and faults.
 
 Not part of the suite: it requires ``pip install -e '.[test,buckets,ray]'``. Run it with
-``python -m pytest tests/data/real_buckets_prepare.py``, or ``.ci/run buckets``.
+``python -m pytest tests/jobs/real_buckets_prepare.py``, or ``.ci/run buckets``.
 """
 
 import datetime

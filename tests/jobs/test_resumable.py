@@ -16,18 +16,18 @@ import pytest
 from launch.hosts import wait_for
 from obstore.store import MemoryStore
 
-from jaxtrain.data import bucket_folders, engines, jobs
 from jaxtrain.errors import BadExample, InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, engines, resumable
 from jaxtrain.storage.bucket import Bucket
 
 ONE = engines.Threads(1)
 URL = "s3://bucket/out"
 
 
-def copying(folder: Path, worker: engines.Worker) -> jobs.Make:
+def copying(folder: Path, worker: engines.Worker) -> resumable.Make:
     """Copies texts in upper case; some misbehave. Counts its calls in ``folder``."""
 
-    def make(item: jobs.Item, path: Path) -> dict[str, Any]:
+    def make(item: resumable.Item, path: Path) -> dict[str, Any]:
         with open(folder / "calls", "a") as calls:
             calls.write(f"{item.name}\n")
         text = Path(item.source).read_text()
@@ -38,7 +38,7 @@ def copying(folder: Path, worker: engines.Worker) -> jobs.Make:
         if text == "away":
             raise BadExample(item.source, "may not be read") from PermissionError()
         if text == "later":
-            raise jobs.Failed("not now")
+            raise resumable.Failed("not now")
         if text == "bug":
             raise ZeroDivisionError("a bug")
         if text == "wait":
@@ -67,16 +67,18 @@ class Case:
         for name, text in texts.items():
             (self.source / name).write_text(text)
 
-    def items(self) -> list[jobs.Item]:
+    def items(self) -> list[resumable.Item]:
         return [
-            jobs.Item(path.name, jobs.identity(path), f"{path.name}.made", source=str(path))
+            resumable.Item(
+                path.name, resumable.identity(path), f"{path.name}.made", source=str(path)
+            )
             for path in sorted(self.source.iterdir())
         ]
 
-    def run(self, out: Path | str | None = None, **more: Any) -> jobs.Outcome:
+    def run(self, out: Path | str | None = None, **more: Any) -> resumable.Outcome:
         more = {"settings": {"size": 1}, "engine": ONE} | more
         begin = functools.partial(copying, self.top)
-        return jobs.run(self.items(), begin, out or self.out, say=self.said.append, **more)
+        return resumable.run(self.items(), begin, out or self.out, say=self.said.append, **more)
 
     def calls(self) -> list[str]:
         try:
@@ -90,7 +92,7 @@ class Case:
         return {
             path.relative_to(self.out).as_posix(): path.read_text()
             for path in self.out.rglob("*")
-            if path.is_file() and jobs.WORK not in path.parts
+            if path.is_file() and resumable.WORK not in path.parts
         }
 
 
@@ -187,10 +189,10 @@ def test_failures_cost_one_item_and_are_reported(case: Case) -> None:
 def test_the_output_of_an_input_that_is_gone_is_kept(case: Case) -> None:
     case.write(a="one", b="two")
     case.run()
-    items = [jobs.Item("a", (), "a.made", source=str(case.source / "a")), case.items()[1]]
+    items = [resumable.Item("a", (), "a.made", source=str(case.source / "a")), case.items()[1]]
     (case.source / "a").unlink()
     begin = functools.partial(copying, case.top)
-    outcome = jobs.run(items, begin, case.out, {"size": 1}, engine=ONE, say=print)
+    outcome = resumable.run(items, begin, case.out, {"size": 1}, engine=ONE, say=print)
     assert outcome.failed == {"a": "No such file or directory"}
     assert case.files()["a.made/text"] == "ONE"
 
@@ -198,7 +200,7 @@ def test_the_output_of_an_input_that_is_gone_is_kept(case: Case) -> None:
 def test_an_item_that_kills_its_worker_costs_only_itself(case: Case) -> None:
     case.write(a="one", b="die", c="two")
     outcome = case.run(engine=engines.Processes(2))
-    assert (outcome.made, outcome.failed) == (2, {"b": jobs.KILLS})
+    assert (outcome.made, outcome.failed) == (2, {"b": resumable.KILLS})
     assert case.calls() == ["a", "b", "b", "c"]
     case.write(b="fine")
     assert case.run().made == 1
@@ -213,7 +215,7 @@ def test_of_an_input_that_kills_its_worker_no_older_output_is_kept(case: Case) -
         def map(self, begin: Any, items: Any) -> Any:
             yield from ((item, None) for item in items)
 
-    assert case.run(engine=Killed()).failed == {"b": jobs.KILLS}
+    assert case.run(engine=Killed()).failed == {"b": resumable.KILLS}
     assert (case.out / "a.made").exists()
     assert not (case.out / "b.made").exists()
 
@@ -230,20 +232,20 @@ def test_other_settings_are_refused(case: Case) -> None:
     case.run()
     with pytest.raises(InputError, match=r"other settings \(size 1, not 2\)"):
         case.run(settings={"size": 2})
-    assert jobs.settings_of(case.out) == {"size": 1}
+    assert resumable.settings_of(case.out) == {"size": 1}
 
 
 @pytest.mark.parametrize("content", ["{", '{"settings": 1, "items": 2}'])
 def test_a_damaged_record_of_the_set_is_one_line(case: Case, content: str) -> None:
     case.write(a="one")
     case.run()
-    path = case.out / jobs.WORK / "set.json"
+    path = case.out / resumable.WORK / "set.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"\.jobs/set\.json is damaged: delete that file"):
         case.run()
     path.unlink()
     assert case.run().made == 0
-    jobs.check_complete(case.out)
+    resumable.check_complete(case.out)
 
 
 def test_settings_of_a_command_that_made_nothing_are_replaced(case: Case) -> None:
@@ -252,7 +254,7 @@ def test_settings_of_a_command_that_made_nothing_are_replaced(case: Case) -> Non
         case.run()
     case.write(a="one")
     assert case.run(settings={"size": 2}).made == 1
-    assert jobs.settings_of(case.out) == {"size": 2}
+    assert resumable.settings_of(case.out) == {"size": 2}
 
 
 def test_an_output_folder_that_is_a_file_is_named(case: Case) -> None:
@@ -272,9 +274,11 @@ def test_an_output_folder_that_is_a_file_is_named(case: Case) -> None:
 def test_two_inputs_with_the_same_output_are_refused(
     case: Case, outputs: tuple[str, str], message: str
 ) -> None:
-    items = [jobs.Item(name, (), output) for name, output in zip("ab", outputs, strict=True)]
+    items = [resumable.Item(name, (), output) for name, output in zip("ab", outputs, strict=True)]
     with pytest.raises(InputError, match=message):
-        jobs.run(items, functools.partial(copying, case.top), case.out, {}, engine=ONE, say=print)
+        resumable.run(
+            items, functools.partial(copying, case.top), case.out, {}, engine=ONE, say=print
+        )
 
 
 def test_outputs_of_removed_inputs_are_named(case: Case) -> None:
@@ -287,31 +291,31 @@ def test_outputs_of_removed_inputs_are_named(case: Case) -> None:
 
 
 def test_readers_accept_only_a_complete_set(case: Case) -> None:
-    jobs.check_complete(case.source)
+    resumable.check_complete(case.source)
     case.write(**{f"n{number}": "text" for number in range(8)})
     for index in (0, 2):
-        outcome = case.run(part=jobs.Part(index, 3))
+        outcome = case.run(part=resumable.Part(index, 3))
         assert outcome.left == 8 - 3 - (0 if index == 0 else 2)
         with pytest.raises(InputError, match="is incomplete"):
-            jobs.check_complete(case.out)
-    assert case.run(part=jobs.Part(1, 3)).left == 0
-    jobs.check_complete(case.out)
+            resumable.check_complete(case.out)
+    assert case.run(part=resumable.Part(1, 3)).left == 0
+    resumable.check_complete(case.out)
     assert json.loads((case.out / "report.json").read_text())["made"] == 8
     assert case.calls() == [f"n{number}" for number in range(8)]
     case.write(n8="another")
-    case.run(part=jobs.Part(0, 3))
+    case.run(part=resumable.Part(0, 3))
     with pytest.raises(InputError, match="is incomplete"):
-        jobs.check_complete(case.out)
+        resumable.check_complete(case.out)
 
 
 def test_a_part_with_another_list_is_refused(case: Case) -> None:
     case.write(a="one", b="two", c="three")
-    case.run(part=jobs.Part(0, 2))
+    case.run(part=resumable.Part(0, 2))
     case.write(d="four")
     with pytest.raises(InputError, match="a list of 3 inputs, and this one has 4"):
-        case.run(part=jobs.Part(1, 2))
+        case.run(part=resumable.Part(1, 2))
     assert case.run().left == 0
-    assert case.run(part=jobs.Part(1, 2)).made == 0
+    assert case.run(part=resumable.Part(1, 2)).made == 0
 
 
 def test_a_full_disk_ends_the_command(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +324,7 @@ def test_a_full_disk_ends_the_command(case: Case, monkeypatch: pytest.MonkeyPatc
     def fail(path: Path) -> None:
         raise OSError(28, os.strerror(28), str(path))
 
-    monkeypatch.setattr(jobs.atomic, "sync", fail)
+    monkeypatch.setattr(resumable.atomic, "sync", fail)
     with pytest.raises(RunAgain, match="No space left on device"):
         case.run()
     monkeypatch.undo()
@@ -333,7 +337,7 @@ def test_an_input_that_changes_meanwhile_is_not_recorded_as_done(case: Case) -> 
     items = case.items()
     case.write(a="another")
     begin = functools.partial(copying, case.top)
-    outcome = jobs.run(items, begin, case.out, {}, engine=ONE, say=print)
+    outcome = resumable.run(items, begin, case.out, {}, engine=ONE, say=print)
     assert outcome.failed == {"a": "changed while it was processed"}
     assert case.run(settings={}).made == 1
 
@@ -354,7 +358,7 @@ def test_a_bucket_has_the_same_outputs_as_a_folder(case: Case, bucket: Bucket) -
     assert case.run(URL).failed == {"c": "is broken"}
     names = [name for name in bucket.sizes() if not name.startswith(".jobs")]
     assert {name: _text(bucket, name) for name in names} == folder
-    jobs.check_complete(URL)
+    resumable.check_complete(URL)
     assert case.calls() == ["a", "b", "c", "d"]
     case.write(a="changed")
     bucket.delete(["b.made/deep/length"])
@@ -393,12 +397,12 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
-from data import test_jobs
+from jobs import test_resumable
 if __name__ == "__main__":
-    case = test_jobs.Case.__new__(test_jobs.Case)
+    case = test_resumable.Case.__new__(test_resumable.Case)
     case.top = Path({top!r})
     case.source, case.out, case.said = case.top / "in", case.top / "out", []
-    case.run(engine=test_jobs.engines.Processes(2))
+    case.run(engine=test_resumable.engines.Processes(2))
 """
 
 
@@ -424,8 +428,8 @@ def test_a_killed_command_resumes_and_leaves_nothing(case: Case, tmp_path: Path)
 def test_a_worker_that_sees_another_folder_ends_the_command(case: Case) -> None:
     """As on nodes that do not share OUT: under its path they see a folder of their own."""
     case.write(a="one")
-    place = jobs._place(case.out)
-    begin = functools.partial(jobs._begin, functools.partial(copying, case.top), place)
+    place = resumable._place(case.out)
+    begin = functools.partial(resumable._begin, functools.partial(copying, case.top), place)
     with place.opened(print):
         mark = place.mark()
         assert mark is not None
@@ -446,11 +450,11 @@ def test_two_commands_take_turns(case: Case) -> None:
 
 def test_an_item_that_is_stopped_has_no_record(tmp_path: Path) -> None:
     """Otherwise the next part would report it as failed, and complete the set without it."""
-    items = [jobs.Item(name, (), name) for name in "ab"]
+    items = [resumable.Item(name, (), name) for name in "ab"]
     started = threading.Event()
 
-    def begin(worker: engines.Worker) -> jobs.Make:
-        def make(item: jobs.Item, path: Path) -> jobs.Record:
+    def begin(worker: engines.Worker) -> resumable.Make:
+        def make(item: resumable.Item, path: Path) -> resumable.Record:
             if item.name == "a":
                 started.wait()
                 raise InputError("the model is broken")
@@ -463,5 +467,5 @@ def test_an_item_that_is_stopped_has_no_record(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     with pytest.raises(InputError, match="the model is broken"):
-        jobs.run(items, begin, out, {}, engine=engines.Threads(2), say=print)
-    assert not list((out / jobs.WORK / "records").rglob("*.json"))
+        resumable.run(items, begin, out, {}, engine=engines.Threads(2), say=print)
+    assert not list((out / resumable.WORK / "records").rglob("*.json"))

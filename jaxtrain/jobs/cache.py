@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import bucket_folders, record
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, record
 from jaxtrain.storage import addresses, lock, run_marker
 from jaxtrain.storage.atomic import appearing, expanded, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized

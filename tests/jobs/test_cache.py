@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import pytest
 from obstore.store import MemoryStore
 
-from jaxtrain.data import bucket_folders, cache, record
-from jaxtrain.data.record import NAME as MANIFEST
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import bucket_folders, cache, record
+from jaxtrain.jobs.record import NAME as MANIFEST
 from jaxtrain.storage import disks
 from jaxtrain.storage.bucket import Bucket, Unavailable
 

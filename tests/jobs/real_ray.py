@@ -20,8 +20,8 @@ import pytest
 from data.video import sample_videos as sample
 from launch.hosts import wait_for
 
-from jaxtrain.data import engines, jobs
 from jaxtrain.interop import weights
+from jaxtrain.jobs import engines, resumable
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
 
@@ -147,10 +147,10 @@ def register_by_value() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 
 
-def upper(worker: engines.Worker) -> jobs.Make:
+def upper(worker: engines.Worker) -> resumable.Make:
     """Writes texts in upper case, and ends its worker at the file 3.txt."""
 
-    def make(item: jobs.Item, path: Path) -> dict[str, Any]:
+    def make(item: resumable.Item, path: Path) -> dict[str, Any]:
         if item.name == "3.txt":
             os._exit(9)
         path.write_text(item.name.upper())
@@ -165,10 +165,10 @@ def test_an_item_that_kills_its_worker_costs_only_itself(
 ) -> None:
     register_by_value()
     out = tmp_path / "out"
-    items = [jobs.Item(f"{number}.txt", (), f"{number}.up") for number in range(8)]
+    items = [resumable.Item(f"{number}.txt", (), f"{number}.up") for number in range(8)]
     engine = engines.Ray(cluster.address, None if gpus is None else 2, gpus)
-    outcome = jobs.run(items, upper, out, {}, engine=engine, say=print)
-    assert (outcome.made, outcome.failed) == (7, {"3.txt": jobs.KILLS})
+    outcome = resumable.run(items, upper, out, {}, engine=engine, say=print)
+    assert (outcome.made, outcome.failed) == (7, {"3.txt": resumable.KILLS})
     assert {path.stem for path in out.glob("*.up")} == set("0124567")
 
 

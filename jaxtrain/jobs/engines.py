@@ -29,8 +29,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
 from jaxtrain import terminal, versions
-from jaxtrain.data import worker_count, worker_process
 from jaxtrain.errors import InputError, RunAgain, first_line
+from jaxtrain.jobs import limits, worker_process
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -204,7 +204,7 @@ class Processes:
             killed: receives the items that kill their workers.
             alone: whether the death of a worker that has not begun is no longer tried again.
         """
-        worker_count.allow_files()
+        limits.allow_files()
         idle: list[Connection] = []
         starting = set[Connection]()
         running: dict[Connection, Item] = {}
@@ -258,7 +258,7 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
         with worker_process.started_by_us():
             process.start()
     except OSError as error:
-        raise worker_count.refused(error, number + 1, "--workers") or error from error
+        raise limits.refused(error, number + 1, "--workers") or error from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     worker_end.close()

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain.data import record
-from jaxtrain.data.record import Record
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import record
+from jaxtrain.jobs.record import Record
 from jaxtrain.storage.atomic import remove_leftovers
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import check_room

@@ -4,7 +4,8 @@ The output of an item is a file or a folder of OUT, whose name is a function of 
 is made in a folder of its own, appears by a rename, and then its record is written, with the
 input's identity and the sizes and checksums of its files. So a killed command loses only what it
 was making: the next one skips what has a record, and makes again what has changed. Making an
-output twice, also at the same time, gives the same files.
+output twice, also at the same time, gives the same files. The folders of a cache have their record
+inside (:mod:`jaxtrain.jobs.record`), and no other.
 
 OUT may be a folder of a bucket: then outputs are made in a temporary folder and uploaded, in the
 same order. OUT/.jobs has the records, and of a *set*, a list of inputs with settings, the files
@@ -30,10 +31,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from jaxtrain.data import bucket_folders, cache
-from jaxtrain.data import record as records
-from jaxtrain.data.engines import Engine, Ray, Worker
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.jobs import bucket_folders, cache
+from jaxtrain.jobs import record as records
+from jaxtrain.jobs.engines import Engine, Ray, Worker
 from jaxtrain.storage import addresses, atomic, disks, lock, run_marker
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.telemetry import progress_bar
@@ -62,7 +63,7 @@ Raises:
     Exception: as Failed.
 """
 Begin = Callable[[Worker], Make]
-"""Prepares a worker, for example loads a model; see :data:`jaxtrain.data.engines.Begin`."""
+"""Prepares a worker, for example loads a model; see :data:`jaxtrain.jobs.engines.Begin`."""
 Identity = tuple[str | int, ...]
 
 
@@ -81,7 +82,7 @@ class Item:
         value: what a worker needs.
         source: the input if it is a local file, which must not change while it is processed.
         is_folder: whether the output is a folder that has its own record
-            (:data:`jaxtrain.data.record.NAME`) with the details, and whose name changes with the
+            (:data:`jaxtrain.jobs.record.NAME`) with the details, and whose name changes with the
             input. Failures are then not recorded: the next command tries again.
     """
 

@@ -1,0 +1,192 @@
+"""What this process may use of its machine: cores, memory, open files, and processes."""
+
+import errno
+import math
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxtrain.errors import InputError
+
+WORKER_BYTES = 0.3 * 2**30
+"""Memory of a worker process, besides the batches in shared memory. Measured: 0.09 GiB for clips of
+64x64, 0.25 GiB for 480x720."""
+
+# Memory that any worker needs. Measured: 37 MiB of anonymous memory for text, 42 for clips.
+_LEAST_WORKER_MIB = 32
+
+_FILES = 2**16  # open files to allow: far more than any run has needed
+_SHARE_OF_MEMORY = 0.8  # that threads for videos may fill
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_MEMORY = Path("/proc/meminfo")
+
+
+def cores(
+    processes: int = 1,
+    groups: Path = _CGROUPS,
+    cgroups: Path = _OWN_CGROUPS,
+    machine: int | None = None,
+) -> int:
+    """Returns the number of CPU cores that this process may use.
+
+    That is the least of its affinity (set by taskset, SLURM, or a cpuset), the machine's cores, and
+    the CPU limits and cpusets of its cgroups (``docker run --cpus`` and ``--cpuset-cpus``, a pod's
+    limits). A process gets its part of all but the affinity, which may be its own, if several
+    processes of the run share them.
+
+    Args:
+        processes: processes of the run on this host.
+        groups: where the kernel's cgroups are mounted.
+        cgroups: the kernel's file that names the cgroups of this process.
+        machine: number of cores of the machine; None asks the system.
+    """
+    all_cores = machine or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
+    limits: list[float] = [all_cores]
+    for folder in _cgroup_folders(groups, cgroups):
+        both = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
+        both = both or [_first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if all(map(str.isdecimal, both)) and int(both[1]):
+            limits.append(int(both[0]) / int(both[1]))
+        if listed := _first(folder, "cpuset.cpus.effective", "cpuset.effective_cpus"):
+            limits.append(sum(map(_length, listed.split(","))))
+    return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
+
+
+def memory(
+    groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS, machine: Path = _MEMORY
+) -> tuple[float, bool]:
+    """Returns the bytes of host memory that this process can still get.
+
+    That is the least of what the machine has available and what each memory limit of its cgroups
+    (``docker run --memory``, a pod's limits) leaves. Files that the kernel keeps in memory do not
+    count as used, because it drops them when memory is needed.
+
+    Args:
+        groups: where the kernel's cgroups are mounted.
+        cgroups: the kernel's file that names the cgroups of this process.
+        machine: the kernel's file about the machine's memory.
+
+    Returns:
+        The bytes, infinite if unknown, and whether a cgroup limits them.
+    """
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)
+    free = int(available[1]) * 1024.0 if available else math.inf
+    limits = [
+        left
+        for folder in _cgroup_folders(groups, cgroups)
+        if (left := _memory_left(folder)) is not None
+    ]
+    return min(free, *limits) if limits else free, min(limits, default=math.inf) < free
+
+
+def throttled_s(groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS) -> float:
+    """Returns for how many seconds the CPU limits of its cgroups have stopped this process.
+
+    The kernel sums the time over the cores that the process would have used. It is 0 without limit.
+
+    Args:
+        groups: where the kernel's cgroups are mounted.
+        cgroups: the kernel's file that names the cgroups of this process.
+    """
+    texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders(groups, cgroups))
+    counts = (re.search(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE) for text in texts)
+    units = {"usec": 1e-6, "time": 1e-9}
+    return max((int(count[2]) * units[count[1]] for count in counts if count), default=0.0)
+
+
+def threads() -> int:
+    """Returns how many videos to process at once: one per core, if they fit into memory."""
+    return max(1, min(cores(), int(min(_SHARE_OF_MEMORY * memory()[0] / WORKER_BYTES, 2**20))))
+
+
+def _memory_left(folder: Path) -> float | None:
+    """Returns the bytes that a cgroup may still use; None without a limit."""
+    most = _first(folder, "memory.max", "memory.limit_in_bytes")
+    now = _first(folder, "memory.current", "memory.usage_in_bytes")
+    if not most.isdecimal() or not now.isdecimal():
+        return None
+    stat = _text(folder / "memory.stat")
+    total = "total_" if "total_active_file" in stat else ""  # version 1 has both
+    files = re.findall(rf"^{total}(?:in)?active_file (\d+)$", stat, re.MULTILINE)
+    return max(0.0, int(most) - max(0, int(now) - sum(map(int, files))))
+
+
+def _length(span: str) -> int:
+    """Returns how many numbers a span such as "0-31" or "7" has."""
+    first, _, last = span.partition("-")
+    return int(last or first) - int(first) + 1
+
+
+def _cgroup_folders(groups: Path, cgroups: Path) -> Iterator[Path]:
+    """Yields this process's cgroup, and those that contain it; of version 1, for each resource."""
+    for kinds, path in re.findall(r"^\d+:(.*?):(.*)$", _text(cgroups), re.MULTILINE):
+        top = groups / kinds
+        # In a container, the path may be that of the host, which is not visible: its own limit is
+        # then at the root.
+        folder = top if ".." in path else top / path.lstrip("/")
+        yield from (above for above in (folder, *folder.parents) if above.is_relative_to(top))
+
+
+def _first(folder: Path, *names: str) -> str:
+    """Returns the content of the first file that exists and is not empty."""
+    return next((text for name in names if (text := _text(folder / name).strip())), "")
+
+
+def too_many(workers: int, flag: str = "--data.workers") -> str | None:
+    """Returns why this process cannot have a number of workers, and what to do; else None.
+
+    Args:
+        workers: the number that was set.
+        flag: the flag that sets it.
+    """
+    free, limited = memory()
+    need = workers * _LEAST_WORKER_MIB
+    if need <= free / 2**20:
+        return None
+    where = "the container's limit leaves" if limited else "this host has"
+    return (
+        f"{flag} {workers} needs about {need:,} MiB of memory, and {where} {free / 2**20:,.0f} "
+        f"free: use at most {counted(max(1, int(free / WORKER_BYTES)))}"
+    )
+
+
+def counted(count: int) -> str:
+    """Returns a number of workers in words."""
+    return f"{count:,} worker{'s'[: count != 1]}"
+
+
+def allow_files() -> None:
+    """Raises this process's soft limit of open files, which is often 1024, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def refused(error: OSError, workers: int, flag: str = "--data.workers") -> InputError | None:
+    """Returns an error of the system that does not start more processes, with the fix; else None.
+
+    Args:
+        error: of the start of workers.
+        workers: their number.
+        flag: the flag that sets it.
+    """
+    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        return None
+    return InputError(
+        f"{flag} {workers}: the system refuses so many processes ({error.strerror}): use fewer, or "
+        "raise the hard limits of open files and processes (ulimit -Hn and -Hu, or docker run "
+        "--ulimit)"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
