@@ -1,4 +1,4 @@
-"""Fetches videos and tars at ``https://``, ``s3://``, and ``gs://`` into the cache, once.
+"""Fetches videos and tars at ``s3://`` and ``gs://`` into the cache, once; ``https://`` to prepare.
 
 A copy of an object in a bucket is kept for its size and ETag, so that a changed object is fetched
 again. A file whose version is unknown, at ``https://`` or in a list, is assumed not to change.

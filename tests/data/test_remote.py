@@ -61,8 +61,18 @@ def server() -> Iterator[Server]:
 
 
 def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
+    """Finds the files as a run does; fetches those at http:// as a worker that cuts videos does."""
     said: list[str] = []
-    return files.find(path, "--data.path", cache, said.append), said
+    by_http = "http" in (
+        path if "://" in path or not Path(path).is_file() else Path(path).read_text()
+    )
+    found = files.find(path, "--data.path", cache, said.append, fetch_videos=not by_http)
+    left = {video.url: video.version for video in found if video.url}
+    copies = remote.fetch(left, cache, "--data.path", said.append)
+    return [
+        video._replace(path=copies[video.url], url="", fetched=True) if video.url else video
+        for video in found
+    ], said
 
 
 def _kept(cache: Path) -> list[str]:
@@ -288,18 +298,31 @@ def test_the_first_failure_stops_the_others(server: Server, tmp_path: Path) -> N
     assert not _kept(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["x.mp4", "x.tar"])
-def test_unreadable_files_are_removed_from_the_cache(
-    name: str, server: Server, made: Path, tmp_path: Path
+def test_unreadable_tars_are_removed_from_the_cache(
+    server: Server, made: Path, tmp_path: Path
 ) -> None:
     """For example after an interrupted upload to the server."""
-    good = (made / {"x.mp4": "0.mp4", "x.tar": "s.tar"}[name]).read_bytes()
-    server.files[f"/{name}"] = [Answer(good[:700]), Answer(good)]
-    url, cache, val_path = f"{server.base}/{name}", tmp_path / "cache", str(made / "1.mp4")
+    good = (made / "s.tar").read_bytes()
+    server.files["/x.tar"] = [Answer(good[:700]), Answer(good)]
     with pytest.raises(InputError, match="removed from the cache"):
-        sample.opened(url, cache, val_path=val_path)
-    assert not _kept(cache)
-    assert sample.opened(url, cache, val_path=val_path).bad == ()
+        _find(f"{server.base}/x.tar", tmp_path / "cache")
+    assert not _kept(tmp_path / "cache")
+    (one,), _ = _find(f"{server.base}/x.tar", tmp_path / "cache")
+    assert one.name.endswith("/inner.mp4")
+
+
+@pytest.mark.parametrize("name", ["x.mp4", "x.tar", "list.txt"])
+def test_runs_fetch_nothing_by_http(name: str, server: Server, tmp_path: Path) -> None:
+    """Preparation does, in the worker that cuts the video."""
+    path = f"{server.base}/{name}"
+    if name == "list.txt":
+        (tmp_path / name).write_text(f"{server.base}/x.mp4?{SIGNED}\n")
+        path = str(tmp_path / name)
+    words = f"prepare these first with `.* prepare clips {path} OUT`, and pass --data.path OUT"
+    with pytest.raises(InputError, match=words) as caught:
+        files.find(path, "--data.path", tmp_path, print)
+    assert SECRET not in str(caught.value)
+    assert not server.asked
 
 
 def test_redirects_are_followed_to_http_only(server: Server, made: Path, tmp_path: Path) -> None:

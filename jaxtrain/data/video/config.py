@@ -39,7 +39,7 @@ class Config(DataConfig):
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
     shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars. Files at
-    https://, s3://, and gs:// are fetched into the cache once."""
+    s3:// and gs:// are fetched into the cache once; those at https:// only by prepare clips."""
     val_path: str | None = None
     """Video data for validation, in the same form as path; None splits the files of path."""
     batch_size: int

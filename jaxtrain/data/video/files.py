@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxtrain.config import invocation
 from jaxtrain.data import listing, remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
@@ -101,7 +102,8 @@ def find(
         flag: the option that set the path, for messages.
         cache_root: the cache folder, which holds fetched files and the lists of tar members.
         say: prints a message.
-        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
+        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched. True
+            fetches those in buckets, and refuses those at https://, which are prepared first.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -119,6 +121,12 @@ def find(
     given = list(dict.fromkeys(given))  # so that each is opened once
     for file in given:
         tar_members.check_not_packed(file.name, flag)
+        if fetch_videos and file.url and addresses.split(file.url).scheme in addresses.HTTP:
+            raise InputError(
+                f"{flag} {addresses.public(file.url)}: runs read videos from disks and buckets: "
+                f"prepare these first with `{invocation.program()} prepare clips {shown} OUT`, and "
+                f"pass {flag} OUT"
+            )
     wanted = {
         file.url: file.version
         for file in given
