@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 
 from jaxtrain.data import pipeline, sampler
+from jaxtrain.data.placement import Spec
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
 from jaxtrain.errors import RunAgain
@@ -40,7 +41,7 @@ class Rate:
 def measure(
     source: Source,
     mesh: jax.sharding.Mesh,
-    spec: Callable[[int], pipeline.Spec],
+    spec: Callable[[int], Spec],
     *,
     rows: int,
     workers: int,

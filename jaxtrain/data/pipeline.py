@@ -10,11 +10,10 @@ import dataclasses
 import gc
 import math
 import queue
-import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from typing import Any, cast
 
@@ -24,21 +23,17 @@ import jax
 import numpy as np
 
 from jaxtrain.data import sampler, worker_count
+from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process
-from jaxtrain.sharding import batch_sharding, local_rows
-
-HostArrays = dict[str, np.ndarray]
-Spec = dict[str, jax.ShapeDtypeStruct]
+from jaxtrain.sharding import local_rows
 
 # Grain's iterators are closed, but never exhausted. When they end by themselves, the last batches
 # stay in a reference cycle of exception and frames, and when Python collects it, two threads close
 # the same file descriptor (0.2.18). The order is endless anyway.
 _ENDLESS = 2**40  # batches
-
-_KILLED = re.compile(r"terminated unexpectedly with exit code -(\d+)")  # Grain, of a worker
 
 _LOOK_EVERY_S = 0.002  # whether the devices still compute, while the loop waits for a batch
 
@@ -81,7 +76,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         prefetch: int,
         quarantine: Quarantine,
     ) -> None:
-        batch_size = _batch_size(spec)
+        batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
         rows = sampler.TrainingRows(
             source,
@@ -97,7 +92,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self._results: list[Any] = []
         self.workers, self.lost = workers, ""
         self.ids = np.empty(0, np.int64)
-        self._to_devices = _Placement(mesh, spec)
+        self._to_devices = Placement(mesh, spec)
         devices = len(mesh.local_devices)
         if workers and (text := limits.too_many(workers)):
             raise InputError(text)
@@ -194,7 +189,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         try:
             return self._parts_of_next()
         except RuntimeError as error:
-            self.lost = self.lost or _why_lost(error, self.workers)
+            self.lost = self.lost or worker_process.why_lost(error, self.workers)
             if not self.lost:
                 raise
         self._close_host()
@@ -222,19 +217,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         return False
 
 
-def _why_lost(error: RuntimeError, workers: int) -> str:
-    """Returns which signal killed a worker, and the fix; "" for other errors."""
-    killed = _KILLED.search(str(error))
-    if killed is None:
-        return ""
-    name = signal.Signals(int(killed[1])).name
-    cure = "give /dev/shm more space" if name == "SIGBUS" else "if memory was short, free some"
-    return (
-        f"one of {workers} processes that load examples was killed ({name}): {cure}, or use fewer "
-        "(--data.workers)"
-    )
-
-
 class ValidationBatches:
     """Yields the same few global batches each time, from host memory after the first pass.
 
@@ -259,7 +241,7 @@ class ValidationBatches:
         threads: int,
         quarantine: Quarantine,
     ) -> None:
-        batch_size = _batch_size(spec)
+        batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
         self._rows = sampler.ValidationRows(
             source,
@@ -273,7 +255,7 @@ class ValidationBatches:
         )
         self.spec = spec
         self._threads = max(1, threads)
-        self._to_devices = _Placement(mesh, spec)
+        self._to_devices = Placement(mesh, spec)
         self._loaded: list[HostArrays] = []
         self._unread: Iterator[HostArrays] | None = None
 
@@ -304,58 +286,6 @@ class _Blank:
 
     def __call__(self) -> HostArrays:
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._fields.items()}
-
-
-class _Placement:
-    """Turns the parts of a local batch into global arrays, after a check against the spec."""
-
-    def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
-        self._sharding = batch_sharding(mesh)
-        self._spec = spec
-        self._first = local_rows(mesh, _batch_size(spec)).start
-        # On a CPU, jax arrays would share Grain's memory and free it too late at exit.
-        self._copy_if_cpu = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
-
-    def __call__(self, local: Sequence[HostArrays]) -> dict[str, jax.Array]:
-        given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
-        expected = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
-        if given != expected:
-            differences = [
-                f"{name} is {given.get(name, 'missing')} in the data and "
-                f"{expected.get(name, 'not')} in the model"
-                for name in sorted(given.keys() | expected.keys())
-                if given.get(name) != expected.get(name)
-            ]
-            raise InputError(
-                f"the data has other arrays than the model: {'; '.join(differences)}: correct the "
-                "model's batch_spec (jaxtrain/models/contract.py lists the arrays of each data set)"
-            )
-        return {
-            name: self._placed(part.shape, [rows[name] for rows in local])
-            for name, part in self._spec.items()
-        }
-
-    def _placed(self, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> jax.Array:
-        def device_rows(where: tuple[slice, ...] | None) -> np.ndarray:
-            assert where is not None, "batches are divided over all devices"
-            begin, end, _ = where[0].indices(shape[0])
-            views = _rows(parts, begin - self._first, end - self._first)
-            return self._copy_if_cpu(views[0]) if len(views) == 1 else np.concatenate(views)
-
-        return jax.make_array_from_callback(shape, self._sharding, device_rows)
-
-
-def _rows(parts: Sequence[np.ndarray], begin: int, end: int) -> list[np.ndarray]:
-    """Returns rows ``begin`` to ``end`` of the concatenated parts, as views; no view is empty."""
-    views, first = [], 0
-    for part in parts:
-        views.append(part[max(begin - first, 0) : max(end - first, 0)])
-        first += len(part)
-    return [view for view in views if len(view)]
-
-
-def _batch_size(spec: Spec) -> int:
-    return int(next(iter(spec.values())).shape[0])
 
 
 def _read(

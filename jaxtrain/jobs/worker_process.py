@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import cast
 import absl.logging
 
 _NOT_FOR_DATA = ("jax", "orbax")
+_KILLED = re.compile(r"terminated unexpectedly with exit code -(\d+)")  # Grain, of a worker
 
 
 def begin_without_jax() -> None:
@@ -49,6 +51,19 @@ def prepare(worker: int, workers: int) -> None:
 def may_start() -> bool:
     """Returns whether this process may start others; a worker of multiprocessing.Pool may not."""
     return not multiprocessing.current_process().daemon
+
+
+def why_lost(error: RuntimeError, workers: int) -> str:
+    """Returns which signal killed a worker, and the fix; "" for other errors."""
+    killed = _KILLED.search(str(error))
+    if killed is None:
+        return ""
+    name = signal.Signals(int(killed[1])).name
+    cure = "give /dev/shm more space" if name == "SIGBUS" else "if memory was short, free some"
+    return (
+        f"one of {workers} processes that load examples was killed ({name}): {cure}, or use fewer "
+        "(--data.workers)"
+    )
 
 
 def free_shared_memory() -> None:

@@ -21,7 +21,7 @@ from grain._src.python.ipc import shared_memory_array
 from grain.multiprocessing import SharedMemoryArray
 from training import toy
 
-from jaxtrain.data import pipeline, sampler
+from jaxtrain.data import pipeline, placement, sampler
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import InputError
 
@@ -82,7 +82,7 @@ def test_a_block_is_read_by_one_worker(tmp_path: Path) -> None:
 def test_the_rows_of_a_device_come_from_the_right_parts(begin: int, end: int) -> None:
     whole = np.arange(24).reshape(12, 2)
     parts = np.split(whole, 3)
-    found = pipeline._rows(parts, begin, end)
+    found = placement._rows(parts, begin, end)
     np.testing.assert_array_equal(np.concatenate(found), whole[begin:end])
     assert len(found) == (end - 1) // 4 - begin // 4 + 1
     assert all(view.base is not None for view in found), "copies"
