@@ -142,8 +142,11 @@ def write(
     causal = settings["architectures"][0].endswith(_CAUSAL)
     ids = {} if causal and kept else _special_ids(tokenizer, None if causal else model.pad_id)
     written = _IDS if causal else (*_IDS, "cls", "sep")
-    settings |= {f"{name}_token_id": ids.get(name) for name in written if name in ids or not kept}
-    settings |= {} if kept is None else kept.ids
+    names = [f"{name}_token_id" for name in written]
+    numbers: dict[str, Any] = {} if kept else dict.fromkeys(names)
+    numbers |= {f"{name}_token_id": number for name, number in ids.items()}
+    numbers |= {} if kept is None else kept.ids
+    settings |= {name: numbers[name] for name in (*names, *numbers) if name in numbers}
     if source is None or kept is None:
         tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
         described = {
