@@ -50,6 +50,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         workers: number of worker processes; 0 loads in this process.
         prefetch: batch parts that each worker holds ready.
         quarantine: records broken examples.
+        continues: whether batches come from this process once the system has killed a worker, so
+            that all processes of a run can agree on its end, and save.
 
     Attributes:
         wait_s: seconds that the devices had nothing to compute because the next batch was not
@@ -57,11 +59,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
         workers: number of worker processes.
-        lost: why the workers have ended, if the system has killed one of them; else "". Batches
-            then come from this process, so that the run can agree on its end, and save.
+        lost: why the workers have ended, if the system has killed one of them; else "".
 
     Raises:
         InputError: the system does not allow that many workers.
+        RunAgain: the system has killed a worker, and the batches do not continue.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         workers: int,
         prefetch: int,
         quarantine: Quarantine,
+        continues: bool = False,
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
@@ -90,7 +93,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         )
         self.wait_s = 0.0
         self._results: list[Any] = []
-        self.workers, self.lost = workers, ""
+        self.workers, self.lost, self._continues = workers, "", continues
         self.ids = np.empty(0, np.int64)
         self._to_devices = Placement(mesh, spec)
         devices = len(mesh.local_devices)
@@ -192,6 +195,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self.lost = self.lost or worker_process.why_lost(error, self.workers)
             if not self.lost:
                 raise
+            if not self._continues:
+                raise RunAgain(self.lost) from None
         self._close_host()
         seen = self._made * self._rows.batch_size
         rest = dataclasses.replace(self._rows, start=self._rows.start + seen)
