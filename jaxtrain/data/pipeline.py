@@ -7,6 +7,7 @@ batch on the devices while a step runs.
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import queue
@@ -94,6 +95,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.wait_s = 0.0
         self._results: list[Any] = []
         self.workers, self.lost, self._continues = workers, "", continues
+        self._prefix = worker_process.shared_prefix()
         self.ids = np.empty(0, np.int64)
         self._to_devices = Placement(mesh, spec)
         devices = len(mesh.local_devices)
@@ -107,7 +109,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         # The order of the parts is that of the rows.
         part_rows = local // self._parts
         self._rows, self._part_rows, self._made = rows, part_rows, 0
-        self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
+        self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch, prefix=self._prefix)
         # Three batches are on the devices: in the step, in the queue, and with the thread.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
@@ -154,7 +156,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         gc.collect()
         _await_freed_memory()
         if self.lost:
-            worker_process.free_shared_memory()
+            worker_process.free_shared_memory(self._prefix)
 
     def _close_host(self) -> None:
         close = getattr(self._host, "close", None)
@@ -300,11 +302,12 @@ def _read(
     workers: int,
     prefetch: int,
     threads: int = 0,
+    prefix: str = "",
 ) -> Iterator[HostArrays]:
     """Yields ``batch`` rows at a time, in order.
 
     The rows are batched before Grain divides them among workers, so the order does not depend on
-    the number of workers.
+    the number of workers, whose shared memory has names with ``prefix``.
     """
     # Grain reads absl flags in its workers and crashes if none have been parsed (0.2.18).
     if not absl.flags.FLAGS.is_parsed():
@@ -314,7 +317,8 @@ def _read(
     data = examples.batch(batch).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
-        data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)
+        prepare = functools.partial(worker_process.prepare, prefix)
+        data = data.mp_prefetch(options, worker_init_fn=prepare)
         data = grain.experimental.WithOptionsIterDataset(
             data, grain.experimental.DatasetOptions(min_shm_size=worker_count.MIN_SHARED_BYTES)
         )

@@ -290,6 +290,7 @@ def test_a_killed_worker_ends_the_workers_and_no_example_is_lost(tmp_path: Path)
     batches = training_batches(tmp_path, Wide(SIZE), workers=1, continues=True, x=wide)
     try:
         ids = [next(batches) and batches.ids for _ in range(2)]
+        assert list(Path("/dev/shm").glob(f"{batches._prefix[1:]}*"))
         (worker,) = (p for p in multiprocessing.active_children() if "grain" in p.name)
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
@@ -301,4 +302,4 @@ def test_a_killed_worker_ends_the_workers_and_no_example_is_lost(tmp_path: Path)
     order = sampler.Order(SIZE, seed=3)
     assert np.concatenate(ids).tolist() == [order(n) for n in range(8 * len(ids))]
     assert batches.lost.startswith("one of 1 processes that load examples was killed (SIGKILL): ")
-    assert not list(Path("/dev/shm").glob(f"jt{os.getpid():x}_*"))
+    assert not list(Path("/dev/shm").glob(f"{batches._prefix[1:]}*"))
