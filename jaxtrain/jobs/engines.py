@@ -38,6 +38,7 @@ Result = TypeVar("Result")
 NAMES = ("local", "ray")
 # Ray restarts a worker that dies, or whose node is lost, so often, and repeats its items.
 _RETRIES = 3
+_STARTS = 3  # workers of this machine in a row that end before they begin
 _POLL_S = 10.0  # how often the size of the cluster is read, as nodes come and go
 _REACH_S = 30.0  # of a connection to the cluster
 _REPORT_S = 30.0  # of a wait for the first result, before it is reported
@@ -180,7 +181,7 @@ class Processes:
         yield from self._map_once(begin, iter(items), self.workers, killed)
         again: list[Item] = []
         # Alone, because the system may have killed them for the memory that others had.
-        yield from self._map_once(begin, iter(killed), 1, again, alone=True)
+        yield from self._map_once(begin, iter(killed), 1, again)
         yield from ((item, None) for item in again)
 
     def _map_once(
@@ -189,8 +190,6 @@ class Processes:
         waiting: Iterator[Item],
         workers: int,
         killed: list[Item],
-        *,
-        alone: bool = False,
     ) -> Iterator[tuple[Item, Result | None]]:
         """Yields the results of items that do not kill their workers.
 
@@ -202,21 +201,37 @@ class Processes:
             waiting: the items.
             workers: number of processes.
             killed: receives the items that kill their workers.
-            alone: whether the death of a worker that has not begun is no longer tried again.
+
+        Raises:
+            RunAgain: workers end before they begin, and so before they try their items.
         """
         limits.allow_files()
         idle: list[Connection] = []
         starting = set[Connection]()
         running: dict[Connection, Item] = {}
+        ends: dict[Connection, contextlib.ExitStack] = {}
+        untried: list[Item] = []
+        not_begun = 0  # workers in a row
         with contextlib.ExitStack() as stack:
             numbers = itertools.count()
             while True:
-                for item in itertools.islice(waiting, workers - len(running)):
+                while len(running) < workers:
                     try:
+                        item = untried.pop() if untried else next(waiting)
+                    except StopIteration:
+                        break
+                    if idle:
                         worker = idle.pop()
-                        worker.send(item)
-                    except (IndexError, OSError):  # none is idle, or it died after its last item
-                        worker = stack.enter_context(_process(begin, next(numbers)))
+                        try:
+                            worker.send(item)
+                        except OSError:  # it died after its last item
+                            ends.pop(worker).close()
+                            untried.append(item)
+                            continue
+                    else:
+                        end = stack.enter_context(contextlib.ExitStack())
+                        worker = end.enter_context(_process(begin, next(numbers)))
+                        ends[worker] = end
                         starting.add(worker)
                     running[worker] = item
                 if not running:
@@ -228,16 +243,23 @@ class Processes:
                         result, error = worker.recv()
                         if worker in starting:  # it was told that the worker has begun
                             starting.remove(worker)
+                            not_begun = 0
                             worker.send(item)
                             running[worker] = item
                             continue
                     except (EOFError, OSError) as ended:
-                        if alone and worker in starting:
+                        ends.pop(worker).close()  # its files
+                        if worker not in starting:
+                            killed.append(item)
+                            continue
+                        starting.remove(worker)
+                        untried.append(item)
+                        not_begun += 1
+                        if not_begun == _STARTS:
                             raise RunAgain(
                                 "a worker process ended before it began: if it printed an error, "
                                 "correct that; if memory was short, free some"
                             ) from ended
-                        killed.append(item)
                         continue
                     if error is not None:
                         raise error

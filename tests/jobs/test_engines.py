@@ -1,8 +1,10 @@
 """Engines run a function over items; tests/jobs/real_ray.py has a real cluster."""
 
+import contextlib
 import errno
 import functools
 import itertools
+import multiprocessing
 import os
 import pickle
 import signal
@@ -11,6 +13,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -107,6 +110,38 @@ def test_a_worker_may_die_before_it_has_read_its_item(tmp_path: Path) -> None:
     begin = Deadly(tmp_path / "always", 9)
     with pytest.raises(RunAgain, match="a worker process ended before it began: if it printed"):
         list(engines.Processes(1).map(begin, [item]))
+
+
+@pytest.mark.parametrize("deaths", [2, 9])
+def test_an_item_of_a_worker_that_cannot_begin_was_not_tried(
+    deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, each of 100,000 videos would cost a process, and two open files to the end."""
+    ends = list[Connection]()
+
+    @contextlib.contextmanager
+    def start(begin: Any, number: int) -> Iterator[Connection]:
+        assert all(end.closed for end in ends[:deaths]), "the pipe of a dead worker is open"
+        own_end, worker_end = multiprocessing.Pipe()
+        ends.append(own_end)
+        if len(ends) > deaths:
+            worker_end.send((None, None))
+            for _ in range(20):
+                worker_end.send(("done", None))
+        else:
+            worker_end.close()
+        yield own_end
+        own_end.close()
+        worker_end.close()
+
+    monkeypatch.setattr(engines, "_process", start)
+    results = engines.Processes(1).map(large, map(bytes, range(20)))
+    if deaths == 2:
+        assert [item for item, _ in results] == [bytes(number) for number in range(20)]
+    else:
+        with pytest.raises(RunAgain, match="a worker process ended before it began: if it printed"):
+            list(results)
+    assert len(ends) == 3
 
 
 def test_a_process_that_may_start_no_others_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
