@@ -186,7 +186,7 @@ def test_each_folder_of_a_bucket_must_be_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, is_checked: bool
 ) -> None:
     checked: list[str] = []
-    monkeypatch.setattr(index.jobs, "check_complete", checked.append)
+    monkeypatch.setattr(index.resumable, "check_complete", checked.append)
     monkeypatch.setattr(index.video_files, "find", lambda *rest: [])
     index.of_path(url, "--data.path", tmp_path, decode_all=False, say=print)
     assert checked == [url] * is_checked
