@@ -28,8 +28,8 @@ TINY = {
     "gpt of depth 12, Muon": ("gpt_h200_1", *tiny.GPT),
     "video, 8 clips": ("h100_8", *tiny.VIDEO),
 }
-# Matmuls by XLA's own Triton kernels where those are faster, or all by cuBLASLt, with bias epilogues:
-# what each model does not do by itself (`ModelConfig.gpu_options`).
+# Matmuls by XLA's own Triton kernels where those are faster, or all by cuBLASLt: what each model
+# does not do by itself (`ModelConfig.gpu_options`).
 OTHER_MATMULS = {
     "BERT base": "--xla_gpu_enable_triton_gemm=True",
     "gpt of depth 12, AdamW": "--xla_gpu_enable_triton_gemm=False",
