@@ -185,7 +185,9 @@ def test_three_steps_match_nanochat(reference: Nanochat) -> None:
     )
     params, losses = reference.params, list[float]()
     first = reference.weights
-    update, opt = jax.jit(optimizer.update), optimizer.init(params)
+    # Not optimized, as conftest.py asks for, jax 0.12 is 400 times less exact: 2e-3 for one matrix.
+    exact = {"xla_backend_optimization_level": 1}
+    update, opt = jax.jit(optimizer.update, compiler_options=exact), optimizer.init(params)
     for number in range(4):
         loss, grads = reference.gradient(params)
         losses.append(float(loss))

@@ -176,11 +176,12 @@ def test_a_broken_clip_is_replaced_by_the_crops_of_one_clip(
 
 
 def test_what_depends_on_the_size_of_training() -> None:
-    size = ("--model.height", "64", "--model.width", "96")
+    # Large, since frames are enlarged with a border of one pixel around them.
+    size = ("--model.height", "128", "--model.width", "192")
     complete = config.load("demo", [*size, "--loop.eval_examples", "64"])
-    crops = complete.override({"data.crop": (32, 48), "data.batch_size": 32})
+    crops = complete.override({"data.crop": (64, 96), "data.batch_size": 32})
     spec = crops.sent_spec(3)
-    assert spec["video"].shape == (3, crops.model.frames, 32, 48, 3)
+    assert spec["video"].shape == (3, crops.model.frames, 64, 96, 3)
     # Validations see complete clips, in batches that need no more memory than a microbatch.
     assert crops.model.batch_spec(3) == complete.model.batch_spec(3)
     assert step_setup.validation_batch_size(crops, 100) == 8
