@@ -28,8 +28,12 @@ TINY = {
     "gpt of depth 12, Muon": ("gpt_h200_1", *tiny.GPT),
     "video, 8 clips": ("h100_8", *tiny.VIDEO),
 }
-# Matmuls by cuBLASLt, with bias epilogues, instead of XLA's own kernels where those are faster.
-NO_TRITON = "--xla_gpu_enable_triton_gemm=False"
+# Matmuls by XLA's own Triton kernels where those are faster, or all by cuBLASLt: what each model
+# does not do by itself (`ModelConfig.gpu_options`).
+OTHER_MATMULS = {
+    "BERT base": "--xla_gpu_enable_triton_gemm=True",
+    "gpt of depth 12, AdamW": "--xla_gpu_enable_triton_gemm=False",
+}
 
 
 def main() -> None:
@@ -41,10 +45,10 @@ def main() -> None:
     table = TINY if flags.tiny else STEPS
     only_tiny = ("--tiny",) if flags.tiny else ()
     one.script("single kernels", "gpu/kernels.py", *only_tiny, at_most_s=170.0)
-    for what in ("BERT base", "gpt of depth 12, AdamW"):
+    for what, xla_flags in OTHER_MATMULS.items():
         beside(one, flags, table, what)
         name, *typed = table[what]
-        one.steps(f"{what}, {NO_TRITON}", name, typed, xla_flags=NO_TRITON)
+        one.steps(f"{what}, {xla_flags}", name, typed, xla_flags=xla_flags)
     for what in ("gpt of depth 12, Muon", "video, 8 clips"):
         beside(one, flags, table, what)
 

@@ -45,7 +45,7 @@ class Settings:
     """
 
     folder: Path
-    work: Path
+    work: Path | None
     minutes: float
     tiny: bool
     only: str
@@ -60,9 +60,7 @@ def flags(text: str | None) -> argparse.ArgumentParser:
     )
     output = common_start.CHECKOUT / "output" / "gpu"
     parser.add_argument("--folder", type=Path, default=output, help="results (default: output/gpu)")
-    parser.add_argument(
-        "--work", type=Path, default=output / "work", help="caches (default: output/gpu/work)"
-    )
+    parser.add_argument("--work", type=Path, help="caches (default: work/ in --folder)")
     parser.add_argument("--minutes", type=float, default=6.0, help="time limit (default: 6)")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, on a CPU")
     parser.add_argument("--only", default="", metavar="WORD", help="only what has WORD in its name")
@@ -86,9 +84,8 @@ class Chapter:
         names = [field.name for field in dataclasses.fields(Settings)]
         self.settings = Settings(**{name: getattr(parsed, name) for name in names})
         self._ends = time.monotonic() + 60 * self.settings.minutes
-        self.folder, self.work = (
-            path.absolute() for path in (self.settings.folder, self.settings.work)
-        )
+        self.folder = self.settings.folder.absolute()
+        self.work = (self.settings.work or self.folder / "work").absolute()
         self.compiled = self.work / "compiled"
         self._kept = self.folder / "compiled.tar"
         for path in (self.folder, self.compiled):

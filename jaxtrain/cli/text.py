@@ -290,7 +290,8 @@ def _report(
     if isinstance(score, fill_mask.MaskedScore):
         head += (
             f"each masked in turn, in a window of up to {model.longest} tokens "
-            f"({flags.precision}); excludes {score.unknown:,} unknown tokens"
+            f"({flags.precision}); excludes {score.unknown:,} unknown tokens; the tokenizer loses "
+            f"{100 * score.lost:.2f}% of the characters"
         )
         rows = [("pseudo-perplexity", score.pseudo_perplexity)]
     else:

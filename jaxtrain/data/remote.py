@@ -32,6 +32,7 @@ from jaxtrain.jobs import bucket_folders, cache
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble
+from jaxtrain.telemetry import progress_bar
 
 _FILES_AT_ONCE = 8
 _CHUNK_BYTES = 2**20
@@ -139,11 +140,17 @@ def fetch(
             )
         say(f"fetching {len(missing):,} of {len(paths):,} files into {folder} (once)")
     stop = threading.Event()
-    with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+    counted = progress_bar.counted("fetching", "files", len(missing), 0, say)
+    several = len(missing) > 1  # a worker of prepare clips, which has no console, fetches one
+    with (
+        counted if several else contextlib.nullcontext(lambda done, failed: None) as show,
+        concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool,
+    ):
         running = [pool.submit(_fetch, url, paths[url], flag, stop) for url in missing]
         try:
-            for future in concurrent.futures.as_completed(running):
+            for done, future in enumerate(concurrent.futures.as_completed(running), 1):
                 future.result()
+                show(done, 0)
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)

@@ -66,10 +66,19 @@ def choose(
             "data.workers 0: this process is a worker of a pool, and may start no others (in "
             "Python: multiprocessing.Process.daemon)",
         )
-    if data.workers is not None:
-        return WorkerCount(data.workers, f"data.workers {data.workers}")
-    available = limits.cores(processes)
     batch, shared = shared_batch_bytes(data, model, rows), _free(_SHARED_MEMORY)
+    if data.workers is not None:
+        text = f"data.workers {data.workers}"
+        held = most_batches(rows, data.workers, data.prefetch, devices, data.block)
+        need = batch * processes * held / 2**30
+        if data.workers and need > shared / 2**30:  # the system would kill them, perhaps much later
+            text = (
+                f"warning: {text} needs up to {need:.1f} GiB of {_SHARED_MEMORY}, which has "
+                f"{shared / 2**30:.1f} GiB free: use fewer, lower data.prefetch, or give it more "
+                "space (docker run --shm-size)"
+            )
+        return WorkerCount(data.workers, text)
+    available = limits.cores(processes)
     batches = math.inf if not batch else _SHARE_OF_SHARED_MEMORY * shared / (batch * processes)
     free, limited = limits.memory()
     left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxtrain.data.text import specials, tokenizer, tokenizer_file
+from jaxtrain.data.text import encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.training import state
@@ -39,12 +39,15 @@ class MaskedScore:
     Attributes:
         tokens: number of tokens that were masked, each in turn.
         unknown: number of [UNK] tokens, which are skipped because training never predicts them.
+        lost: fraction of the characters of the texts that the tokens do not have
+            (:class:`jaxtrain.data.text.encoding.Encoded`).
         loss: mean cross-entropy per token, nats.
         accuracy: fraction of tokens whose prediction was right.
     """
 
     tokens: int
     unknown: int
+    lost: float
     loss: float
     accuracy: float
 
@@ -157,8 +160,10 @@ class MaskedModel:
             InputError: the texts have no tokens, or only unknown ones.
         """
         chosen: list[tuple[np.ndarray, int]] = []  # the tokens of a text, and one to mask
-        tokens = 0
+        tokens = characters = lost = 0
+        losses = encoding.Losses(self._plain, self.special.unk)
         for text in texts:
+            characters, lost = characters + len(text), lost + losses.of(text)
             ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
             scored = ids[: None if max_tokens is None else max_tokens - tokens]
             tokens += len(scored)
@@ -177,7 +182,13 @@ class MaskedModel:
             right += int((chances_RV.argmax(-1) == target_R).sum())
             done += used
             each(done, count)
-        return MaskedScore(tokens=count, unknown=unknown, loss=cost / count, accuracy=right / count)
+        return MaskedScore(
+            tokens=count,
+            unknown=unknown,
+            lost=lost / characters,
+            loss=cost / count,
+            accuracy=right / count,
+        )
 
     def _masked(
         self, chosen: Sequence[tuple[np.ndarray, int]], rows: int

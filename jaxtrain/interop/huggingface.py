@@ -142,11 +142,11 @@ def write(
     causal = settings["architectures"][0].endswith(_CAUSAL)
     ids = {} if causal and kept else _special_ids(tokenizer, None if causal else model.pad_id)
     written = _IDS if causal else (*_IDS, "cls", "sep")
-    names = [f"{name}_token_id" for name in written]
-    numbers: dict[str, Any] = {} if kept else dict.fromkeys(names)
-    numbers |= {f"{name}_token_id": number for name, number in ids.items()}
-    numbers |= {} if kept is None else kept.ids
-    settings |= {name: numbers[name] for name in (*names, *numbers) if name in numbers}
+    given = {} if kept is None else kept.ids
+    for name in written:  # in one order, so that an export of an import has the same bytes
+        if (entry := f"{name}_token_id") in given or name in ids or kept is None:
+            settings[entry] = given.get(entry, ids.get(name))
+    settings |= given
     if source is None or kept is None:
         tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
         described = {

@@ -181,7 +181,7 @@ def _rotated(x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Arr
 
 
 def _written(x: jax.Array) -> jax.Array:
-    """Has a GPU write an array that it would else keep in float32, or compute again."""
+    """Has a GPU write an array that it would otherwise keep in float32, or compute again."""
     written: jax.Array = x if platform() == "cpu" else lax.optimization_barrier(x)
     return written
 

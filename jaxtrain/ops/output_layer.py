@@ -1,8 +1,8 @@
 """The output layer of a masked language model, whose vocabulary is padded.
 
-Rows of 30,522 bfloat16 logits, of BERT's vocabulary, begin at multiples of 4 bytes, and a GPU's
-loads of 16 bytes must not. So vectors are multiplied by all token vectors, and by zeros up to a
-multiple of 64 tokens.
+A GPU loads 16 bytes at a time, from multiples of 16 bytes, and rows of 30,522 bfloat16 logits, of
+BERT's vocabulary, begin elsewhere. So vectors are multiplied by all token vectors, and by zeros up
+to a multiple of 64 tokens.
 
 Shapes: B examples, M predicted positions, D width, V vocabulary, U padded vocabulary.
 """

@@ -25,6 +25,7 @@ import d_known_shapes
 import e_starts_and_versions
 
 from jaxtrain import config
+from jaxtrain.xla import options
 
 FOLDER = Path(chapter.__file__).parent
 CHAPTERS = sorted(path.name for path in FOLDER.glob("[a-z]_*.py"))
@@ -46,6 +47,15 @@ def configs() -> Iterator[tuple[str, ...]]:
 def test_every_config_of_a_chapter_is_valid() -> None:
     for name, *words in configs():
         config.load(name, words)
+
+
+def test_other_matmuls_are_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that a model's own option equals would time one program twice."""
+    for what, xla_flags in c_changes.OTHER_MATMULS.items():
+        of_model = config.named(c_changes.STEPS[what][0]).model.gpu_options
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        own = options.options("gpu", of_model=of_model).get("xla_gpu_enable_triton_gemm", True)
+        assert xla_flags == f"--xla_gpu_enable_triton_gemm={not own}"
 
 
 def test_the_readme_has_every_chapter_in_its_order() -> None:

@@ -226,6 +226,7 @@ def test_pseudo_perplexity_matches_its_definition(masked: fill_mask.MaskedModel)
         assert found.pseudo_perplexity == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
         assert found.accuracy == pytest.approx(right / len(costs))
     assert found.unknown == ids.count(1) == len(ids) - len(costs) == 3  # the commas
+    assert found.lost == 3 / len(TEXT)
     first = masked.score([TEXT], rows=4, max_tokens=5, each=lambda *_: None)
     assert (first.tokens, first.loss) == (5, pytest.approx(np.mean(costs[:5]), rel=1e-5))
     short = masked.score(["paris is"], rows=4, max_tokens=None, each=lambda *_: None)
@@ -264,7 +265,8 @@ def test_commands(
     assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
     out = capsys.readouterr().out
     assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
-    assert "excludes 1 unknown tokens" in out
+    lost = f"{100 * 3 / len(TEXT):.2f}%"
+    assert f"excludes 1 unknown tokens; the tokenizer loses {lost} of the characters" in out
     content = json.loads(numbers.read_text())
     assert f"pseudo-perplexity  {content['pseudo_perplexity']:.4f}" in out
     assert (content["tokens"], content["unknown"]) == (8, 1)

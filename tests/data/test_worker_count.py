@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import multiprocessing
+import re
 from typing import Any
 
 import pytest
@@ -123,6 +124,9 @@ def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.number == expected
         assert f"data.workers {expected}" in found.sentence
     monkeypatch.setattr(worker_count, "_free", lambda folder: 64 * 2**20)  # Docker's default
+    run = config.load("h100_8", ["--data.workers", "24"])
+    found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
+    assert re.match(r"warning: data.workers 24 needs up to \d+.\d GiB of /dev/shm", found.sentence)
     run = config.load("h100_8")
     found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)
     assert "26 CPU cores, and " in found.sentence

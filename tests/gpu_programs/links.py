@@ -21,5 +21,6 @@ def test_a_gpu_only_sends_and_receives() -> None:
     swap = collectives.exchange(over, collectives.swaps([0, 1], [4, 5])).lower(rows).compile()
     text = swap.as_text()
     (line,) = re.findall(r".* collective-permute(?:-start)?\(.*", text)
-    assert "4194304]" in line
+    assert "f32[1,4194304]" in line  # received
+    assert re.search(r" = f32\[1,4194304\]\S* parameter\(", text)  # sent
     assert "source_target_pairs={{0,4},{4,0},{1,5},{5,1}}" in line

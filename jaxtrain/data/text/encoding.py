@@ -67,7 +67,7 @@ class Encoder:
         else:
             self._without_cuts = specials.plain(tokenizer.without_cuts(self._tokenizer))
             self._unk = specials.find(self._tokenizer, name).unk
-            self._losses = _Losses(self._tokenizer, self._unk)
+            self._losses = Losses(self._tokenizer, self._unk)
 
     def __call__(self, texts: list[str]) -> list[Encoded]:
         """Encodes documents; the result for each does not depend on the others.
@@ -132,7 +132,7 @@ class Encoder:
         return documents
 
 
-class _Losses:
+class Losses:
     """Counts the characters of texts that a tokenizer loses.
 
     Args:
@@ -167,6 +167,12 @@ class _Losses:
         if self._by_character and not new.isdisjoint(risky):
             self._pattern = re.compile(f"[{re.escape(''.join(sorted(risky)))}]")
         return self._pattern
+
+    def of(self, text: str) -> int:
+        """Returns how many characters of a text are lost."""
+        self.may_be_lost([text])
+        with tokenizer_file.explained("the tokenizer fails on the text"):
+            return self.count(text, self._tokenizer.encode(text, add_special_tokens=False))
 
     def count(self, text: str, encoding: tokenizers.Encoding) -> int:
         """Returns how many characters of a text are lost in its tokens."""

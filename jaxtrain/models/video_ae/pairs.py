@@ -70,23 +70,26 @@ def by_pair(
         frames = ((0, 0),) * (x_BTHWC.ndim - 1)
         x_BTHWC = jnp.pad(x_BTHWC, (*frames, ones), constant_values=1)
         x_BTHWC = jnp.pad(x_BTHWC, (*frames, zeros))
-    y_BTHWC = apply(x_BTHWC, parts, functools.partial(_padded, fold), stride)
+    padded = functools.partial(_padded, fold, remat == "none")
+    y_BTHWC = apply(x_BTHWC, parts, padded, stride)
     return y_BTHWC[..., : pair.next_kernel.shape[3]]
 
 
-def _padded(fold: Fold, parts: Any) -> Pair:
+def _padded(fold: Fold, at_once: bool, parts: Any) -> Pair:
     """Returns a pair whose first inputs and last outputs are a multiple of `_UNIT` channels.
 
     The first channel that is added to the inputs is 1 in all pixels, and has the bias as its tap in
-    the middle: so the kernel's gradient has that of the bias, which else is a pass over the frames
-    between the convolutions.
+    the middle: so the kernel's gradient has that of the bias, which otherwise is a pass over the
+    frames between the convolutions. Not if frames are computed in turn: the gradient of each would
+    be rounded before they are summed.
     """
     pair = fold(parts)
     if missing := -pair.kernel.shape[2] % _UNIT:
         more = jnp.zeros((*pair.kernel.shape[:2], missing, pair.kernel.shape[3]), pair.kernel.dtype)
-        if pair.bias is not None:
+        if pair.bias is not None and at_once:
             more = more.at[1, 1, 0].set(pair.bias)
-        pair = pair._replace(kernel=jnp.concatenate([pair.kernel, more], axis=2), bias=None)
+            pair = pair._replace(bias=None)
+        pair = pair._replace(kernel=jnp.concatenate([pair.kernel, more], axis=2))
     outputs = ((0, -pair.next_kernel.shape[3] % _UNIT),)
     if pair.next_bias is not None:
         pair = pair._replace(next_bias=jnp.pad(pair.next_bias, outputs))
