@@ -15,7 +15,6 @@ from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.placement import Spec
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
-from jaxtrain.errors import RunAgain
 
 TRIAL_S = 3.0
 LONGEST_S = 20.0
@@ -95,8 +94,6 @@ def measure(
         end.cancel()
         end.join()
         batches.close()
-    if batches.lost:
-        raise RunAgain(batches.lost)
     if len(times) < 2:
         return Rate(None, workers, of_a_core)
     first = min(early, len(times) // 2)

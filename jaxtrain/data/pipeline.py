@@ -7,6 +7,7 @@ batch on the devices while a step runs.
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import queue
@@ -50,6 +51,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         workers: number of worker processes; 0 loads in this process.
         prefetch: batch parts that each worker holds ready.
         quarantine: records broken examples.
+        continues: whether batches come from this process once the system has killed a worker, so
+            that all processes of a run can agree on its end, and save.
 
     Attributes:
         wait_s: seconds that the devices had nothing to compute because the next batch was not
@@ -57,11 +60,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
         workers: number of worker processes.
-        lost: why the workers have ended, if the system has killed one of them; else "". Batches
-            then come from this process, so that the run can agree on its end, and save.
+        lost: why the workers have ended, if the system has killed one of them; else "".
 
     Raises:
         InputError: the system does not allow that many workers.
+        RunAgain: the system has killed a worker, and the batches do not continue.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         workers: int,
         prefetch: int,
         quarantine: Quarantine,
+        continues: bool = False,
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
@@ -90,7 +94,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         )
         self.wait_s = 0.0
         self._results: list[Any] = []
-        self.workers, self.lost = workers, ""
+        self.workers, self.lost, self._continues = workers, "", continues
+        self._prefix = worker_process.shared_prefix()
         self.ids = np.empty(0, np.int64)
         self._to_devices = Placement(mesh, spec)
         devices = len(mesh.local_devices)
@@ -104,7 +109,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         # The order of the parts is that of the rows.
         part_rows = local // self._parts
         self._rows, self._part_rows, self._made = rows, part_rows, 0
-        self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch)
+        self._host = _read(rows, part_rows, workers=workers, prefetch=prefetch, prefix=self._prefix)
         # Three batches are on the devices: in the step, in the queue, and with the thread.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
@@ -151,7 +156,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         gc.collect()
         _await_freed_memory()
         if self.lost:
-            worker_process.free_shared_memory()
+            worker_process.free_shared_memory(self._prefix)
 
     def _close_host(self) -> None:
         close = getattr(self._host, "close", None)
@@ -192,6 +197,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self.lost = self.lost or worker_process.why_lost(error, self.workers)
             if not self.lost:
                 raise
+            if not self._continues:
+                raise RunAgain(self.lost) from None
         self._close_host()
         seen = self._made * self._rows.batch_size
         rest = dataclasses.replace(self._rows, start=self._rows.start + seen)
@@ -295,11 +302,12 @@ def _read(
     workers: int,
     prefetch: int,
     threads: int = 0,
+    prefix: str = "",
 ) -> Iterator[HostArrays]:
     """Yields ``batch`` rows at a time, in order.
 
     The rows are batched before Grain divides them among workers, so the order does not depend on
-    the number of workers.
+    the number of workers, whose shared memory has names with ``prefix``.
     """
     # Grain reads absl flags in its workers and crashes if none have been parsed (0.2.18).
     if not absl.flags.FLAGS.is_parsed():
@@ -309,7 +317,8 @@ def _read(
     data = examples.batch(batch).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
-        data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)
+        prepare = functools.partial(worker_process.prepare, prefix)
+        data = data.mp_prefetch(options, worker_init_fn=prepare)
         data = grain.experimental.WithOptionsIterDataset(
             data, grain.experimental.DatasetOptions(min_shm_size=worker_count.MIN_SHARED_BYTES)
         )

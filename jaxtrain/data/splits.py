@@ -175,13 +175,24 @@ def report(
         )
 
 
-def warn_of_words(flag: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Warns of words for a side that :func:`by_name` has not followed."""
+def warn_of_words(
+    flag: str, names: Sequence[str], say: Callable[[str], None], *, all_train: bool
+) -> None:
+    """Warns of words for a side that :func:`by_name` has not followed.
+
+    Args:
+        flag: names the source.
+        names: of the files.
+        say: prints a line.
+        all_train: whether ``data.val_path`` validates, so that no file is split.
+    """
     if ignored := seen(names):
+        instead = "all files train" if all_train else "all files are split"
+        fix = "name folders train, val and test" + ("" if all_train else ", or set data.val_path")
         say(
             f"warning: {flag}: the names of {len(ignored):,} of {len(names):,} files have words "
-            f"such as train or test, but do not say what trains and what validates, so all files "
-            f"are split: {listed(ignored)}; name folders train, val and test, or set data.val_path"
+            f"such as train or test, but do not say what trains and what validates, so {instead}: "
+            f"{listed(ignored)}; {fix}"
         )
 
 

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import re
+import secrets
 import signal
 import sys
 import threading
@@ -32,15 +33,19 @@ def begin_without_jax() -> None:
     absl.logging.get_absl_logger().addFilter(_not_of_jax)  # Grain warns that it is missing
 
 
-def prepare(worker: int, workers: int) -> None:
+def prepare(prefix: str, worker: int, workers: int) -> None:
     """Initializes a worker: ignores stop signals, ends with the parent, hides GPUs from jax.
 
     The main process handles them: it saves and then ends the workers. If it is killed, a worker
     ends itself. A worker may import jax if another program uses this package; it must not take
     accelerator memory.
+
+    Args:
+        prefix: of the names of its shared memory (:func:`shared_prefix`).
+        worker, workers: number of the worker, and of all of them.
     """
     del worker, workers
-    shared_memory._SHM_NAME_PREFIX = _shared_prefix(os.getppid())  # type: ignore[attr-defined]
+    shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
@@ -66,25 +71,25 @@ def why_lost(error: RuntimeError, workers: int) -> str:
     )
 
 
-def free_shared_memory() -> None:
-    """Frees what workers of this process held when they were killed.
+def shared_prefix() -> str:
+    """Returns how the names begin of shared memory that the workers of one pipeline make.
+
+    It is random: containers with one /dev/shm (``--ipc=host``) have equal process ids. Names have
+    at most 14 characters, of which a prefix may take 10.
+    """
+    return f"/jt{secrets.token_hex(3)}_"
+
+
+def free_shared_memory(prefix: str) -> None:
+    """Frees what workers held when they were killed.
 
     Otherwise, Python's resource tracker does so at exit, with a warning.
     """
-    prefix = _shared_prefix(os.getpid())
     for path in Path("/dev/shm").glob(f"{prefix.removeprefix('/')}*"):
         with contextlib.suppress(OSError):  # freed just now
             memory = shared_memory.SharedMemory(path.name)
             memory.close()
             memory.unlink()
-
-
-def _shared_prefix(parent: int) -> str:
-    """Returns how the names begin of shared memory that workers of a process make.
-
-    Names have at most 14 characters, of which a prefix may take 10.
-    """
-    return f"/jt{parent:x}_"
 
 
 @contextlib.contextmanager

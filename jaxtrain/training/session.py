@@ -154,8 +154,8 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
         run, recorder.done, setup.total, decision, stopped_early, setup.stopping.why
     )
     log.say(ending)
-    if setup.stopping.why and jax.process_index():  # the others do not know why
-        terminal.warn(setup.stopping.why)
+    if jax.process_index() and (why := setup.stopping.why_here):  # process 0 cannot print it
+        terminal.warn(why)
     program, typed = invocation.program(), run_summary.typed(run, flags)
     if decision != CONTINUE:
         again = run_summary.resume_command(program, typed, setup.shown)

@@ -438,6 +438,7 @@ def open_batches(
         workers=workers,
         prefetch=run.data.prefetch,
         quarantine=quarantine,
+        continues=True,
     )
 
 

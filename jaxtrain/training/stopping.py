@@ -88,6 +88,11 @@ class Stopping:
         """Ends the run for a reason that all processes have found alike."""
         self.decision, self.why = STOP_HOPELESS, why
 
+    @property
+    def why_here(self) -> str:
+        """What only this process knows: why its workers have ended; "" for other reasons."""
+        return self.why if self.decision == STOP_LOST_WORKER else ""
+
     def no_more_steps(self) -> None:
         """Notes that the loop has ended, so that a signal no longer stops it."""
         self._signals.no_more_steps()

@@ -23,7 +23,7 @@ from training import toy
 
 from jaxtrain.data import pipeline, placement, sampler
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 SIZE = 13  # examples: no batch size divides it, so epochs end inside batches
 
@@ -89,7 +89,13 @@ def test_the_rows_of_a_device_come_from_the_right_parts(begin: int, end: int) ->
 
 
 def training_batches(
-    directory: Path, source: Numbers, *, workers: int, start: int = 0, **wide: Any
+    directory: Path,
+    source: Numbers,
+    *,
+    workers: int,
+    start: int = 0,
+    continues: bool = False,
+    **wide: Any,
 ) -> pipeline.TrainingBatches:
     return pipeline.TrainingBatches(
         source,
@@ -100,6 +106,7 @@ def training_batches(
         workers=workers,
         prefetch=1,
         quarantine=Quarantine(directory / "quarantine.jsonl"),
+        continues=continues,
     )
 
 
@@ -171,6 +178,34 @@ def test_an_error_in_loading_reaches_the_caller(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="in a row"):
             next(batches)
     batches.close()
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_only_batches_that_continue_outlive_their_workers(
+    continues: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement of the fallback would pass for one of the pipeline."""
+    read = pipeline._read
+
+    def killed(*args: Any, workers: int, **more: Any) -> Any:
+        batches = read(*args, workers=0, **more)
+        yield next(batches)
+        if workers:
+            raise RuntimeError("Worker 0 terminated unexpectedly with exit code -9")
+        yield from batches
+
+    monkeypatch.setattr(pipeline, "_read", killed)
+    batches = training_batches(tmp_path, Numbers(SIZE), workers=1, continues=continues)
+    ids = [next(batches) and batches.ids]
+    if continues:
+        ids += [next(batches) and batches.ids for _ in range(2)]
+    else:
+        with pytest.raises(RunAgain, match=r"was killed \(SIGKILL\)"):
+            next(batches)
+    batches.close()
+    order = sampler.Order(SIZE, seed=3)
+    assert np.concatenate(ids).tolist() == [order(n) for n in range(8 * len(ids))]
+    assert batches.lost
 
 
 def validation_batches(
@@ -252,9 +287,10 @@ def test_closing_leaves_no_shared_memory_and_does_not_wait_for_blocked_workers(
 def test_a_killed_worker_ends_the_workers_and_no_example_is_lost(tmp_path: Path) -> None:
     """What it held in shared memory is freed: otherwise, Python warns at exit."""
     wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
-    batches = training_batches(tmp_path, Wide(SIZE), workers=1, x=wide)
+    batches = training_batches(tmp_path, Wide(SIZE), workers=1, continues=True, x=wide)
     try:
         ids = [next(batches) and batches.ids for _ in range(2)]
+        assert list(Path("/dev/shm").glob(f"{batches._prefix[1:]}*"))
         (worker,) = (p for p in multiprocessing.active_children() if "grain" in p.name)
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
@@ -266,4 +302,4 @@ def test_a_killed_worker_ends_the_workers_and_no_example_is_lost(tmp_path: Path)
     order = sampler.Order(SIZE, seed=3)
     assert np.concatenate(ids).tolist() == [order(n) for n in range(8 * len(ids))]
     assert batches.lost.startswith("one of 1 processes that load examples was killed (SIGKILL): ")
-    assert not list(Path("/dev/shm").glob(f"jt{os.getpid():x}_*"))
+    assert not list(Path("/dev/shm").glob(f"{batches._prefix[1:]}*"))

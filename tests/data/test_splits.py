@@ -148,5 +148,12 @@ def test_words_that_are_not_followed_are_a_warning(names: list[str], ignored: li
     assert splits.by_name(names) is None
     assert splits.seen(names) == ignored
     lines: list[str] = []
-    splits.warn_of_words("--data.path T", names, lines.append)
-    assert [line[:31] for line in lines] == ["warning: --data.path T: the nam"] * bool(ignored)
+    for all_train in (False, True):
+        splits.warn_of_words("--data.path T", names, lines.append, all_train=all_train)
+    assert [line[:31] for line in lines] == ["warning: --data.path T: the nam"] * 2 * bool(ignored)
+    for line in lines[:1]:
+        assert f"so all files are split: {ignored[0]}" in line
+        assert line.endswith("; name folders train, val and test, or set data.val_path")
+    for line in lines[1:]:
+        assert f"so all files train: {ignored[0]}" in line
+        assert line.endswith("; name folders train, val and test")

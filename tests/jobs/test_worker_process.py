@@ -1,8 +1,11 @@
 import subprocess
 import sys
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 from program import environment
+
+from jaxtrain.jobs import worker_process
 
 PROGRAM = """
 import multiprocessing
@@ -37,3 +40,19 @@ def test_workers_start_without_jax_and_without_a_warning(tmp_path: Path) -> None
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "([('jax', False), ('orbax', False)], [3, 4])\n"
+
+
+def test_shared_memory_of_other_runs_stays() -> None:
+    """Of another pipeline in this process, and of a run in a container with this process's id."""
+    own, other = (
+        SharedMemory(f"{worker_process.shared_prefix()[1:]}0", create=True, size=1)
+        for _ in range(2)
+    )
+    try:
+        worker_process.free_shared_memory(f"/{own.name[:-1]}")
+        assert not Path("/dev/shm", own.name).exists()
+        assert Path("/dev/shm", other.name).exists()
+    finally:
+        own.close()
+        other.close()
+        other.unlink()

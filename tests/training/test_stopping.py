@@ -57,6 +57,17 @@ def test_a_lost_worker_ends_the_run_for_a_restart_unless_another_reason_is_there
         assert decides.why == ("" if signal else "one of 2 processes was killed")
 
 
+def test_only_what_the_other_processes_do_not_know_is_printed_by_each() -> None:
+    decides = at(0.0, None)
+    decides.end("gate val/loss < 1 at 3 is not met")
+    assert decides.why
+    assert not decides.why_here, "each of 16 hosts would print it"
+    decides = at(0.0, None)
+    decides._lost = lambda: "one of 2 processes was killed"
+    assert decides.agreed()
+    assert decides.why_here == "one of 2 processes was killed"
+
+
 @pytest.mark.long  # the tests above decide; test_gates.py in memory
 def test_max_hours_and_then_a_gate_end_a_run_that_is_saved(tmp_path: Path) -> None:
     """A run that a gate has ended is not continued unnoticed."""

@@ -288,12 +288,13 @@ def _divided(files: Sequence[File]) -> tuple[list[File], list[str]]:
 
     The latter are text if all other text files are of their kind, such as a folder of ``.md``.
     """
-    about = [file for file in files if kinds.describes(file.name)]
-    data = [file for file in files if not kinds.describes(file.name)]
+    about, data = list[File](), list[File]()
+    for file in files:
+        (about if kinds.describes(file.name) else data).append(file)
     known = [file for file in data if file.suffix in kinds.SUFFIXES]
     of_kinds = {file.suffix for file in known or data}
     text = [file for file in about if not of_kinds - {file.suffix}]
-    return known + text, [file.name for file in about if file not in text]
+    return known + text, [file.name for file in about if of_kinds - {file.suffix}]
 
 
 def _local(path: Path, name: str) -> File:

@@ -440,25 +440,21 @@ class Text(DataConfig):
         """
         names = [file.name for file in files]
         by_name = splits.by_name(names)
-        by_val_path = f"{name}: the text of data.val_path validates"
-        by_hash = f"{name}: no names say what validates, so a part of all documents does"
-        if by_name is None:
-            if self.path is not None:  # not the names of Python's modules
-                splits.warn_of_words(name, names, say)
-            say(by_hash if self.val_path is None else by_val_path)
-            side: Split | None = None if self.val_path is None else "train"
-            return dict.fromkeys(files, side)
-        if "val" not in by_name or self.val_path is not None:
-            by_name = ["train" if side == "train" else "test" for side in by_name]
-        splits.report(name, names, by_name, say, decided="words in their names")
-        if "val" not in by_name:
-            say(by_hash if self.val_path is None else by_val_path)
+        all_train = self.val_path is not None
+        if by_name is None and self.path is not None:  # not the names of Python's modules
+            splits.warn_of_words(name, names, say, all_train=all_train)
+        sides: list[splits.Side | None] = list(by_name or ["train"] * len(files))
+        if all_train or "val" not in sides:
+            sides = ["train" if side == "train" else "test" for side in sides]
+        splits.report(name, names, sides, say, decided="words in their names")
         used: dict[documents.File, Split | None] = {
-            file: side
-            for file, side in zip(files, by_name, strict=True)
-            if side in ("train", "val")
+            file: side for file, side in zip(files, sides, strict=True) if side in ("train", "val")
         }
-        if self.val_path is None and "val" not in by_name:
+        if all_train:
+            say(f"{name}: the text of data.val_path validates")
+        elif "val" not in sides:
+            of = "all documents" if len(used) == len(files) else "the other files' documents"
+            say(f"{name}: no names say what validates, so a part of {of} does")
             return dict.fromkeys(used)
         return used
 

@@ -2,8 +2,9 @@
 
 Building the index scans packets, which takes milliseconds per file. Decoding millions of files
 would take core-weeks, so files are decoded completely only on demand; a clip checks the frames that
-it decodes. The index is one JSON-lines file per input path. Files whose size or modification time
-has changed are scanned again, and so are files that could not be read.
+it decodes. The index is one JSON-lines file per input path. Files whose size, modification
+time, or first or last bytes have changed are scanned again, and so are files that could not be
+read.
 """
 
 import concurrent.futures
@@ -261,13 +262,13 @@ def _examine(video: video_files.VideoFile, old: Entry | None, decode_all: bool) 
         return Entry(name=video.name, path=video.path, size=-1, mtime_ns=0, reason=failure.reason)
     size = status.st_size if video.span is None else video.span.size
     mtime_ns = status.st_mtime_ns
-    if old is not None and _is_same(old, video, size, mtime_ns):
+    ends = _ends(video, size)
+    if old is not None and _is_same(old, video, size, mtime_ns, ends):
         entry = dataclasses.replace(old, path=video.path, span=video.span)
     else:
-        info, reason, ends = None, None, ""
+        info, reason = None, None
         try:
             info = packets.scan(video.path, video.span)
-            ends = _ends(video, size)
         except BadExample as bad:
             reason = bad.reason
             if video.fetched and video.span is None:
@@ -290,22 +291,28 @@ def _examine(video: video_files.VideoFile, old: Entry | None, decode_all: bool) 
 
 
 def _ends(video: video_files.VideoFile, size: int) -> str:
-    """Returns the digest of both ends of a video.
+    """Returns the digest of both ends of a video; "" if it cannot be read, as its scan reports.
 
     Raises:
-        BadExample: it cannot be read any more.
         DiskAway: its disk is temporarily unavailable.
     """
     try:
         return file_ends.digest(video.file, video.span.offset if video.span else 0, size)
     except OSError as error:
-        raise disks.unreadable(video.path, error) from error
+        failure = disks.unreadable(video.path, error)
+        if isinstance(failure, disks.DiskAway):
+            raise failure from error
+        return ""
 
 
-def _is_same(old: Entry, video: video_files.VideoFile, size: int, mtime_ns: int) -> bool:
-    """Returns whether a file that could be read is unchanged, and at the same place in its tar."""
-    before = (old.size, old.mtime_ns, old.span and old.span.offset)
-    return old.info is not None and before == (size, mtime_ns, video.span and video.span.offset)
+def _is_same(old: Entry, video: video_files.VideoFile, size: int, mtime_ns: int, ends: str) -> bool:
+    """Returns whether a file that could be read is unchanged, and at the same place in its tar.
+
+    Archives and container images restore times, so the digest of both ends is compared, too.
+    """
+    before = (old.size, old.mtime_ns, old.span and old.span.offset, old.ends)
+    now = (size, mtime_ns, video.span and video.span.offset, ends)
+    return old.info is not None and before == now
 
 
 def _load(file: Path, say: Callable[[str], None]) -> dict[str, Entry]:

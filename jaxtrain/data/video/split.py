@@ -44,7 +44,7 @@ def choose(
     names = [entry.name for entry in entries]
     said = splits.by_name(names)
     if said is None:
-        splits.warn_of_words(source, names, say)
+        splits.warn_of_words(source, names, say, all_train=val is not None)
     sides: list[splits.Side | None] = list(said or ["train"] * len(entries))
     decided = "words in their names"
     if val is not None or "val" not in sides:

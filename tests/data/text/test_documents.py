@@ -285,6 +285,17 @@ def test_what_describes_data_of_another_kind_is_not_text(tmp_path: Path, name: s
     assert any("which describe the others: " in line for line in said) == bool({*about} - got)
 
 
+def test_a_folder_of_many_readmes_is_divided_without_comparing_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 100,000 of them, each compared with those before it, that is 5e9 comparisons."""
+    files = [File(f"/{number}/README.md", f"{number}/README.md", 1, "") for number in range(9)]
+    compared: list[object] = []
+    monkeypatch.setattr(File, "__eq__", lambda self, other: compared.append(other) or False)
+    assert len(documents._divided(files)[0]) == 9
+    assert not compared
+
+
 def test_a_card_beside_files_that_cannot_be_read_is_not_text(tmp_path: Path) -> None:
     for name in ("README.md", "data/train.csv.gz", "data/test.csv.gz"):
         write(tmp_path / name, "x")

@@ -26,6 +26,7 @@ from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.text import Causal, Masked, layout, specials, vocabulary
 from jaxtrain.data.text import rows as text_rows
 from jaxtrain.data.text import shards as text_shards
+from jaxtrain.data.text.documents import File
 from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.data.text.sources import Text
 from jaxtrain.errors import InputError
@@ -239,6 +240,52 @@ def test_named_splits_train_on_train_only(tmp_path: Path) -> None:
     assert sorted(train + val) == sorted(f"text {number}" for number in range(20))
     assert train
     assert val
+
+
+@pytest.mark.parametrize(
+    ("names", "val_path", "sides", "said"),
+    [
+        (
+            ["0.txt", "test.txt"],
+            "v.txt",
+            {"0.txt": "train", "test.txt": "train"},
+            ["so all files train: test.txt", "T: the text of data.val_path validates"],
+        ),
+        (
+            ["0.txt", "test.txt"],
+            None,
+            {"0.txt": None, "test.txt": None},
+            ["so all files are split: test.txt", "so a part of all documents does"],
+        ),
+        (
+            ["train.txt", "test.txt"],
+            None,
+            {"train.txt": None},
+            ["1 of 2 files are not used", "so a part of the other files' documents does"],
+        ),
+        (
+            ["train.txt", "val.txt"],
+            "v.txt",
+            {"train.txt": "train"},
+            ["1 of 2 files are not used", "T: the text of data.val_path validates"],
+        ),
+        (
+            ["train.txt", "val.txt"],
+            None,
+            {"train.txt": "train", "val.txt": "val"},
+            ["1 of 2 files train, and 1 validate"],
+        ),
+    ],
+)
+def test_the_first_lines_say_what_validates(
+    names: list[str], val_path: str | None, sides: dict[str, str | None], said: list[str]
+) -> None:
+    lines: list[str] = []
+    files = [File(f"/{name}", name, 1, name) for name in names]
+    got = Causal(path="/", val_path=val_path, batch_size=1)._sides(files, "T", lines.append)
+    assert {file.name: side for file, side in got.items()} == sides
+    assert len(lines) == len(said)
+    assert all(text in line for text, line in zip(said, lines, strict=True)), lines
 
 
 def test_what_validates_is_not_trained_on(tmp_path: Path) -> None:

@@ -101,6 +101,22 @@ def test_a_changed_file_is_scanned_again(data: Path, calls: list[str], change: s
     assert sorted(calls) == ["s 1.mp4", "s bad.mp4"]
 
 
+def test_a_video_that_replaces_another_of_its_size_and_time_is_scanned_again(
+    data: Path, calls: list[str]
+) -> None:
+    before = _build(data)["1.mp4"]
+    calls.clear()
+    status = (data / "1.mp4").stat()
+    with open(data / "1.mp4", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(data / "1.mp4", ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = _build(data)["1.mp4"]
+    assert sorted(calls) == ["s 1.mp4", "s bad.mp4"]
+    assert (after.size, after.mtime_ns) == (before.size, before.mtime_ns)
+    assert after.ends != before.ends
+
+
 def test_the_fingerprint_depends_on_the_content(data: Path) -> None:
     def fingerprint(folder: Path) -> str:
         entries = _build(folder).values()

@@ -58,6 +58,15 @@ def test_named_folders_are_followed(made: Made) -> None:
     assert (train, val) == (set(names[:-1]), {"other.mp4"})
 
 
+def test_with_other_videos_for_validation_a_warning_of_words_says_that_all_train(
+    made: Made,
+) -> None:
+    names = ["a.mp4", "test_0.mp4"]
+    train, _, lines = chosen([made(name) for name in names], [made("other.mp4")])
+    assert train == set(names)
+    assert ["so all files train: test_0.mp4" in line for line in lines] == [True, False]
+
+
 def test_equal_videos_are_on_one_side(made: Made) -> None:
     """By content, not by size and packets; also where only one of them is a part of a tar."""
     contents = [f"{number // 3:03}" for number in range(90)]
