@@ -30,9 +30,17 @@ def test_every_convolution_is_one_call_of_cudnn(name: str) -> None:
         assert "size=3x3" in text or "size=2x2" in text
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_the_mask_with_its_sum_is_one_kernel_of_triton() -> None:
-    # jax 0.12 lowers Pallas' Triton only beside a GPU, and calls it deprecated.
     frames, height, width, channels = kernels.MASKED
     pair = (jax.ShapeDtypeStruct((frames * height * width, channels), jnp.bfloat16),) * 2
-    text = compiled(lambda y, grad: kernels.masked_by_pallas(y, grad, interpret=False), pair)
+    device = h100s(1)[0].device_kind
+    mesh = jax.sharding.AbstractMesh(
+        (1,),
+        ("x",),
+        (jax.sharding.AxisType.Explicit,),
+        abstract_device=jax.sharding.AbstractDevice(device, None, "gpu"),
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        text = compiled(lambda y, grad: kernels.masked_by_pallas(y, grad, interpret=False), pair)
     assert text.count("triton") >= 1
