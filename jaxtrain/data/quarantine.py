@@ -151,6 +151,8 @@ class _List:
 
     def update(self, file: BinaryIO) -> set[str]:
         """Reads the lines that are new and complete; returns all inputs."""
+        if file.seek(0, os.SEEK_END) < self._offset:  # the user has deleted it
+            self._offset = 0
         file.seek(self._offset)
         new, end, _ = file.read().rpartition(b"\n")
         self._offset += len(new) + len(end)

@@ -52,7 +52,7 @@ def parsed(data: bytes | None) -> Record | None:
     try:
         record = dict(json.loads(data or b""))
         sound = all(type(size) is int and len(digest) == 64 for size, digest in _listed(record))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return record if sound else None
 

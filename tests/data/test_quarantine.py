@@ -83,6 +83,10 @@ def test_the_limit_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert limit.stop_reason() is None
         assert quarantine.found() == {f"file-{n}" for n in range(number + 1)}
     assert len([line for line in parsed if line]) == 5
+    quarantine.path.unlink()  # it is the user's to delete
+    quarantine.add(BadExample("file-9", "broken"), during="training")
+    assert quarantine.path.read_text().count("file-9") == 1
+    assert "file-9" in quarantine.found()
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])

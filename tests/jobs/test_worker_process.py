@@ -3,6 +3,7 @@ import sys
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import pytest
 from program import environment
 
 from jaxtrain.jobs import worker_process
@@ -56,3 +57,19 @@ def test_shared_memory_of_other_runs_stays() -> None:
         own.close()
         other.close()
         other.unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("terminated unexpectedly with exit code -9. Search", "(SIGKILL): if memory was short"),
+        ("terminated unexpectedly with exit code -7. Search", "(SIGBUS): give /dev/shm more space"),
+        ("terminated unexpectedly with exit code -35. Search", "(signal 35): "),
+        ("terminated unexpectedly with exit code 1. Search", ""),  # its traceback is printed
+        ("a bug of the data set", ""),
+    ],
+)
+def test_a_signal_that_killed_a_worker_is_named(text: str, words: str) -> None:
+    why = worker_process.why_lost(RuntimeError(text), 4)
+    assert bool(why) == bool(words)
+    assert words in why

@@ -14,11 +14,13 @@ on the command line and with the last two also a folder): see :mod:`jaxtrain.dat
 
 import collections
 import csv
+import functools
 import io
 import json
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,7 @@ SUFFIXES |= frozenset((".mxf", ".ogv", ".qt", ".ts", ".vob", ".webm", ".wmv", ".
 """Of the formats that :data:`jaxtrain.data.video.packets.FORMATS` reads."""
 LISTS = frozenset((".jsonl", ".csv", ".txt"))
 _KINDS = 5  # of other files, in a message
+_AT_ONCE = 16  # requests for the versions of objects
 _OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
@@ -177,9 +180,12 @@ def _at_url(url: str, flag: str) -> tuple[list[VideoFile], str]:
             "write complete URLs into it"
         )
     if is_file(url):
+        urls = list(tar_members.expand(url))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # a request for each
+            versions = list(pool.map(functools.partial(remote.version_of, flag=flag), urls))
         files = [
-            VideoFile(addresses.name_of(file), url=file, version=remote.version_of(file, flag))
-            for file in tar_members.expand(url)
+            VideoFile(addresses.name_of(file), url=file, version=version)
+            for file, version in zip(urls, versions, strict=True)
         ]
         return files, "pass a video, or a .tar that contains videos"
     files = [
