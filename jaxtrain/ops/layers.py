@@ -423,7 +423,7 @@ def cross_entropy(
         logits: [..., V] of any dtype, not capped; they are computed with in float32.
         targets: int32 [...]; with a negative one, the cost is not used.
         cap: of :func:`capped`.
-        bias: float32 [V], is added to the logits where they are read, so that no sums are stored;
+        bias: [V] of any dtype, is added to the logits where they are read, so that no sums are stored;
             minus infinity excludes a token. Not with a cap.
 
     Returns:

@@ -60,5 +60,5 @@ def costs(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the result of :func:`jaxtrain.ops.layers.cross_entropy`."""
     missing = products_BMU.shape[-1] - bias_V.shape[0]
-    bias_U = jnp.pad(bias_V.astype(jnp.float32), (0, missing), constant_values=-jnp.inf)
+    bias_U = jnp.pad(bias_V, (0, missing), constant_values=-jnp.inf)
     return cross_entropy(products_BMU, targets_BM, bias=bias_U)
