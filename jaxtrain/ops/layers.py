@@ -423,8 +423,8 @@ def cross_entropy(
         logits: [..., V] of any dtype, not capped; they are computed with in float32.
         targets: int32 [...]; with a negative one, the cost is not used.
         cap: of :func:`capped`.
-        bias: [V] of any dtype, is added to the logits where they are read, so that no sums are stored;
-            minus infinity excludes a token. Not with a cap.
+        bias: [V] of any dtype, is added to the logits where they are read, so that no sums are
+            stored; minus infinity excludes a token. Not with a cap.
 
     Returns:
         Nats, float32 [...], and bool [...]: whether all other tokens are less likely.
