@@ -29,7 +29,7 @@ from obstore.store import HTTPStore
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import bucket_folders, cache
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, stand_ins
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.telemetry import progress_bar
@@ -41,8 +41,6 @@ _RETRIES = 8  # of a request; about 30 s in total
 _BREAKS = 8  # of connections, per file
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # doubled with each break
 _NAME_BYTES = 150  # file systems allow 255, and a partial file has a longer name
-_PAGE = re.compile(rb"\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STATUS = re.compile(r"status code: ((\d{3})[ \w]*)")
 _REDIRECT = (
     "the redirect is not followed, because there are too many, or it leads from https to http or "
@@ -195,7 +193,7 @@ def _fetch(address: str, path: Path, flag: str, stop: threading.Event) -> None:
                 _download(address, beside, what, stop)
             else:
                 _download_from_bucket(address, beside, flag, stop)
-            _check_page(beside, what)
+            _check_content(beside, what)
     except OSError as error:
         raise disk_trouble(
             error,
@@ -323,18 +321,13 @@ def _error(error: Exception, what: str, host: str) -> InputError | RunAgain:
 def _check_kind(content_type: str, what: str) -> None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind in ("text/html", "application/xhtml+xml"):
-        raise _a_page(what, f"is a web page ({kind})")
+        raise InputError(
+            f"{what} is a web page ({kind}), perhaps a login page: open it in a browser, and pass "
+            "the URL of the file itself"
+        )
 
 
-def _check_page(file: Path, what: str) -> None:
-    """Raises InputError for a web page, regardless of the announced content type."""
-    with open(file, "rb") as opened:
-        if _PAGE.match(opened.read(512).removeprefix(_BYTE_ORDER_MARK)):
-            raise _a_page(what, "contains HTML")
-
-
-def _a_page(what: str, how: str) -> InputError:
-    return InputError(
-        f"{what} {how}, perhaps a login page: open it in a browser, and pass the URL of the "
-        "file itself"
-    )
+def _check_content(file: Path, what: str) -> None:
+    """Raises InputError for what only stands for a file, whatever content type was announced."""
+    if reason := stand_ins.of(file):
+        raise InputError(f"{what} is {reason}; or pass the URL of the file itself")

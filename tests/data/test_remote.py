@@ -196,8 +196,15 @@ def test_queries_and_escapes_are_sent_as_they_are(
         (Answer(b"x" * 9000, sent=5000), RunAgain, r"received \d,000 of 9,000 bytes, after 8", 9),
         (Answer(b"x" * 9000, chunked=True), InputError, "announces no size", 1),
         (Answer(b"x" * 9000, sent=5000, announced=False), InputError, "announces no size", 1),
-        (Answer(b"<html>log in</html>"), InputError, "contains HTML, perhaps a login page", 1),
-        (Answer(b"\n <!DOCTYPE HTML><p>log in"), InputError, "contains HTML", 1),
+        (
+            Answer(b"<html>log in</html>"),
+            InputError,
+            "an HTML page.*; or pass the URL of the file",
+            1,
+        ),
+        (Answer(b"\n <!DOCTYPE HTML><p>log in"), InputError, "is an HTML page", 1),
+        (Answer(b"version https://git-lfs.github.com/spec/v1\n"), InputError, "a Git LFS", 1),
+        (Answer(b"<?xml version='1.0'?><Error><Code>x</Code>"), InputError, "the error mess", 1),
         (Answer(b"x", headers={"Content-Type": "text/html; charset=x"}), InputError, "web page", 1),
         (Answer(b"x", 401), InputError, r"HTTP 401 Unauthorized: .*login", 1),
         (Answer(b"x", 403), InputError, r"HTTP 403 Forbidden: a presigned URL may have exp", 1),
@@ -206,7 +213,7 @@ def test_queries_and_escapes_are_sent_as_they_are(
         (Answer(b"x", 503), RunAgain, r"HTTP 503 Service Unavailable: start again later", 3),
         (Answer(b"x", headers={"Content-Length": str(10**17)}), RunAgain, "are free", 1),
     ],
-    ids=map(str, range(12)),
+    ids=map(str, range(14)),
 )
 def test_anything_but_the_complete_file_is_never_kept(
     answer: Answer,
