@@ -86,10 +86,13 @@ class File:
         return kinds.suffix(self.name)
 
     @contextlib.contextmanager
-    def content(self, *, from_start: bool = True) -> Iterator[BinaryIO]:
+    def content(
+        self, buffer_bytes: int = _OBJECT_BYTES, *, from_start: bool = True
+    ) -> Iterator[BinaryIO]:
         """Opens the file, unpacked.
 
         Args:
+            buffer_bytes: read together from a bucket.
             from_start: whether the beginning will be read; only then is it checked.
 
         Raises:
@@ -98,7 +101,7 @@ class File:
             OSError, RunAgain, InputError: see :meth:`opened`.
         """
         packing = kinds.packing(self.name)
-        with self.opened() as raw:
+        with self.opened(buffer_bytes) as raw:
             head = self._check(raw) if from_start else b""
             if not packing:
                 if found := kinds.packing_of(head):
@@ -116,8 +119,11 @@ class File:
         return head
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
+    def opened(self, buffer_bytes: int = _OBJECT_BYTES) -> Iterator[BinaryIO]:
         """Opens the file.
+
+        Args:
+            buffer_bytes: read together from a bucket.
 
         Raises:
             BadExample: it is not a regular file.
@@ -129,7 +135,7 @@ class File:
                 yield file
         elif addresses.is_address(self.path):
             bucket, name = bucket_folders.object_at(self.path)
-            yield cast(BinaryIO, io.BufferedReader(_Object(bucket, name, self), _OBJECT_BYTES))
+            yield cast(BinaryIO, io.BufferedReader(_Object(bucket, name, self), buffer_bytes))
         else:
             with contextlib.ExitStack() as stack:
                 try:

@@ -9,9 +9,9 @@ import dataclasses
 import importlib.util
 import itertools
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
@@ -38,12 +38,14 @@ LONGEST_LINE = 2**26
 """Bytes of a line of ``.jsonl``: several times the longest books."""
 _ROWS = 256  # of parquet, decoded together
 _CHUNK_BYTES = 1 << 20
-# What a field is chosen from: rows at some places of some files. Of an object in a bucket, some
-# megabytes are read, and a file of the Hub is fetched completely.
+# What a field is chosen from: rows at some places of some files. A file of the Hub is fetched
+# completely.
 _LOCAL_FILES, _BUCKET_FILES, _HUB_FILES = 64, 16, 2
 _PLACES, _ROWS_THERE = 8, 64
 _ROWS_FIRST = 2000  # of a small file, or of one that can only be read from its beginning
 _LARGE_BYTES = 1 << 20  # of a file that is read at several places
+_FILE_BYTES = 1 << 22  # read of a file, and so much more that there is a row at each place
+_AT_ONCE = 16  # files that are read together
 
 
 class RowFile(Protocol):
@@ -69,8 +71,8 @@ class RowFile(Protocol):
     def is_on_hub(self) -> bool:
         """Whether it is fetched from the Hub."""
 
-    def content(self) -> AbstractContextManager[BinaryIO]:
-        """Opens the file, unpacked."""
+    def content(self, buffer_bytes: int = ...) -> AbstractContextManager[BinaryIO]:
+        """Opens the file, unpacked; so much is read together from a bucket."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -397,16 +399,9 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
     chosen = with_rows[:: -(-len(with_rows) // most)]
     weights, double = defaultdict[str, float](float), defaultdict[str, float](float)
     rows, looked, total = Counter[str](), 0, 0.0
-    for file in chosen:
-        try:
-            every = list(_fields(file))
-        except BadExample:
-            continue  # reading reports it
-        except OSError as error:
-            trouble = disks.unreadable(file.path, error)
-            if isinstance(trouble, disks.DiskAway):
-                raise trouble from error
-            continue
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        of_files = list(pool.map(_fields_of, chosen))
+    for file, every in zip(chosen, of_files, strict=True):
         looked += len(every)
         fields = [of_row for of_row in every if of_row]
         weight = file.size / max(1, len(fields))
@@ -431,39 +426,74 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
     )
 
 
-def _fields(file: RowFile) -> Iterator[list[str]]:
-    """Yields the usual fields, as spelled, of rows in several places of a file.
+def _fields_of(file: RowFile) -> list[list[str]]:
+    """Returns the usual fields, as spelled, of rows in several places of a file.
 
     They have text. Only if none of a row has, others count, so that reading finds what is in them.
     """
-    with file.content() as data:
-        if kinds.suffix(file.name) == kinds.PARQUET:
-            yield from _parquet_fields(data, file)
-            return
-        starts, most = [0], _ROWS_FIRST
-        if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
-            starts = [file.size * place // _PLACES for place in range(_PLACES)]
-            most = _ROWS_THERE
-        for start in starts:
-            for _, line in itertools.islice(_lines(data, start, sys.maxsize), most):
-                try:
-                    row = _parsed(line)
-                except _BadLine:
-                    continue
-                yield _usual(row or {})
+    try:
+        with file.content(_FILE_BYTES // _PLACES) as data:
+            is_table = kinds.suffix(file.name) == kinds.PARQUET
+            return list((_parquet_fields if is_table else _line_fields)(data, file))
+    except BadExample:
+        return []  # reading reports it
+    except OSError as error:
+        trouble = disks.unreadable(file.path, error)
+        if isinstance(trouble, disks.DiskAway):
+            raise trouble from error
+        return []
+
+
+def _line_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
+    places, most = 1, _ROWS_FIRST
+    if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
+        places, most = _PLACES, _ROWS_THERE
+    for place in range(places):
+        for line in _lines_at(data, file.size * place // places, _FILE_BYTES // places)[:most]:
+            try:
+                row = _parsed(line)
+            except _BadLine:
+                continue
+            if row is not None:
+                yield _usual(row)
+
+
+def _lines_at(data: BinaryIO, start: int, size: int) -> list[bytes]:
+    """Returns the complete lines that begin in a part of a file, or the next one if none does."""
+    data.seek(max(0, start - 1))  # what ends there belongs to the line before
+    block = b""
+    while len(block) <= LONGEST_LINE:
+        more = data.read(max(size, len(block)))
+        at_end = len(more) < max(size, len(block))
+        block += more
+        first, *lines = block.split(b"\n")
+        if not start:
+            lines = [first.removeprefix(codecs.BOM_UTF8), *lines]
+        if at_end or len(lines) > 1:
+            return lines if at_end else lines[:-1]
+    return []
 
 
 def _parquet_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as table:
+        part = _FILE_BYTES // _PLACES
+        with pyarrow.parquet.ParquetFile(data, buffer_size=part, pre_buffer=False) as table:
             names = [name for name in table.schema_arrow.names if name.lower() in TEXT_FIELDS]
             groups = range(0, table.num_row_groups, max(1, table.num_row_groups // _PLACES))
-            parts = -(-_ROWS_FIRST // _ROWS_THERE // max(1, len(groups))) if names else 0
-            for group in groups:
-                batches = table.iter_batches(_ROWS_THERE, row_groups=[group], columns=names)
-                for batch in itertools.islice(batches, parts):
+            for group in groups if names else ():
+                about = table.metadata.row_group(group)
+                columns = map(about.column, range(about.num_columns))
+                size = sum(
+                    column.total_uncompressed_size
+                    for column in columns
+                    if column.path_in_schema.partition(".")[0] in names
+                )
+                fit = _FILE_BYTES // len(groups) * about.num_rows // max(1, size)
+                most = max(1, min(fit, -(-_ROWS_FIRST // len(groups))))
+                batches = table.iter_batches(most, row_groups=[group], columns=names)
+                for batch in itertools.islice(batches, 1):
                     yield from map(_usual, batch.to_pylist())
     except (InputError, RunAgain):
         raise

@@ -44,7 +44,7 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
-_FIELD_VERSION = 1  # of the rule that chooses the field with the text
+_FIELD_VERSION = 2  # of the rule that chooses the field with the text
 _LISTED = 5  # files with bad rows
 
 
@@ -414,6 +414,7 @@ class Text(DataConfig):
             return Rows(self.text_field, self.max_bad_share)
 
         def build(work: Path) -> dict[str, Any]:
+            say(f"{name}: looking for the field with the text in {len(with_rows):,} files")
             return {"field": rows.choose(with_rows, name, "--data.text_field")}
 
         described = [(file.name, file.size, file.version) for file in with_rows]

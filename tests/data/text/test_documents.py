@@ -1,14 +1,18 @@
 import bz2
+import contextlib
 import functools
 import gzip
 import importlib.util
+import io
 import json
 import lzma
 import os
+import random
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -461,6 +465,56 @@ def test_the_field_is_one_for_a_source(tmp_path: Path) -> None:
     assert got == [f"a text {number}" for number in range(40_000)]
     assert documents.texts(large, None) == got
     assert documents.texts(small, None) == ["b"] * 90
+
+
+class Counted(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    count = 0
+
+    def _counted(self, data: bytes) -> bytes:
+        Counted.count += len(data)
+        return data
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._counted(super().read(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._counted(super().readline(size))
+
+
+@pytest.mark.parametrize("longest", [20, 40_000, 2_000_000])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
+def test_the_field_is_chosen_from_a_part_of_large_rows(
+    suffix: str, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows of each place are read, also if they are books."""
+    rng = random.Random(0)
+    monkeypatch.setattr(Counted, "count", 0)
+    monkeypatch.setattr(rows, "_FILE_BYTES", 2**19, raising=False)
+    count = min(20_000, 2 + 6_000_000 // longest)
+    every = [{"content": rng.randbytes(longest // 2).hex()} for _ in range(count)]
+    if suffix == ".parquet":
+        buffer = io.BytesIO()
+        how: dict[str, Any] = {"row_group_size": -(-count // 9), "data_page_size": 2**14}
+        how |= {"write_batch_size": 1, "use_dictionary": False, "compression": "none"}
+        pq.write_table(pa.Table.from_pylist(every), buffer, **how)
+        data = buffer.getvalue()
+    else:
+        data = "".join(f"{json.dumps(row)}\n" for row in every).encode()
+
+    @contextlib.contextmanager
+    def content(self: File, buffer_bytes: int = 0) -> Iterator[Counted]:
+        yield Counted(data)
+
+    monkeypatch.setattr(File, "content", content)
+    chosen = rows.choose([File("/a", f"a{suffix}", len(data), "")], "name", "--f")
+    assert chosen is not None
+    assert chosen.name == "content"
+    assert chosen.has == chosen.of
+    # With long rows, each place has to reach the end of a row, and of the next one.
+    places = 1 if suffix == ".jsonl.gz" else 8
+    assert Counted.count <= 2**19 + places * 4 * longest + 2**17
 
 
 def test_rows_of_any_spelling_are_read(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_videos_and_clips_may_be_in_buckets(
         memory.put("page.mp4", b"<html>")
         outcome, _ = _run("s3://films", "s3://bucket/clips")
         assert (outcome.made, sorted(outcome.failed)) == (3, ["films/broken.mp4", "films/page.mp4"])
-        assert "page.mp4 contains HTML" in outcome.failed["films/page.mp4"]
+        assert "page.mp4 is an HTML page" in outcome.failed["films/page.mp4"]
         memory.delete(["page.mp4"])
         assert [len(fetched) for fetched in present] == [1, 1, 1, 1]
         assert not list((tmp_path / "cache/scratch").rglob("*.mp4"))
