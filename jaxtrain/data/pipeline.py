@@ -154,7 +154,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self._close_host()
         # jax releases the last host arrays it received only when Python collects garbage.
         gc.collect()
-        _await_freed_memory()
+        worker_process.await_freed_memory()
         if self.lost:
             worker_process.free_shared_memory(self._prefix)
 
@@ -323,14 +323,3 @@ def _read(
             data, grain.experimental.DatasetOptions(min_shm_size=worker_count.MIN_SHARED_BYTES)
         )
     return iter(data)
-
-
-def _await_freed_memory() -> None:
-    """Waits until Grain's thread has freed the shared memory in its queue.
-
-    Memory that it has not freed when Python exits stays until Python's resource tracker finds it
-    and prints a warning about leaked shared memory after the run's last line.
-    """
-    thread = grain.multiprocessing.SharedMemoryArray._del_thread_pool  # no public way to wait
-    if thread is not None:
-        thread.apply(lambda: None)  # it has one thread, which works in order

@@ -81,6 +81,19 @@ def shared_prefix() -> str:
     return f"/jt{secrets.token_hex(3)}_"
 
 
+def await_freed_memory() -> None:
+    """Waits until Grain's thread has freed the shared memory in its queue.
+
+    Memory that it has not freed when Python exits stays until Python's resource tracker finds it
+    and prints a warning about leaked shared memory after the run's last line.
+    """
+    import grain  # here: workers begin without it
+
+    thread = grain.multiprocessing.SharedMemoryArray._del_thread_pool  # no public way to wait
+    if thread is not None:
+        thread.apply(lambda: None)  # it has one thread, which works in order
+
+
 def free_shared_memory(prefix: str) -> None:
     """Frees what workers held when they were killed.
 
