@@ -273,9 +273,10 @@ def is_cut(file: File) -> bool:
 
 
 def _name_twins(name: str, files: Sequence[File], say: Callable[[str], None]) -> None:
-    """Prints which files are most likely equal to others: their documents are used twice.
+    """Prints which files are most likely equal to others.
 
-    They are never on two sides of a split, which follows from the text of each document.
+    A document is never on two sides of a split. Of one that validates, the copies that would train
+    are not used; others are used twice.
     """
     first, twins = dict[tuple[int, str], str](), dict[str, str]()
     for file in sorted(files, key=lambda file: file.name):
@@ -288,7 +289,8 @@ def _name_twins(name: str, files: Sequence[File], say: Callable[[str], None]) ->
         shown = splits.listed([f"{copy} = {other}" for copy, other in twins.items()])
         say(
             f"warning: {name}: {len(twins):,} of {len(files):,} files have the size and both ends "
-            f"of another, so their text is most likely used twice: {shown}; remove the copies"
+            f"of another, so they are most likely copies: {shown}; remove them, or their text is "
+            "used twice where it is on one side"
         )
 
 

@@ -222,9 +222,9 @@ def held_out(documents: int, text_bytes: int, val_documents: int | None) -> floa
     Args:
         documents: number of documents.
         text_bytes: their size.
-        val_documents: how many documents are enough; None is what the shipped configs need: 5 MB
-            of text, of which 256 sequences of 2048 tokens take half, or 40 MB (9216 of 1024 tokens)
-            if that is less than 1% of it.
+        val_documents: how many documents are enough; None is what the shipped configs need: at
+            least 5 MB of text, of which 256 sequences of 2048 tokens take half. A fraction below 1%
+            must have at least 40 MB (9216 sequences of 1024 tokens).
     """
     share = LARGEST_HELD_OUT
     while True:

@@ -142,9 +142,9 @@ class Text(DataConfig):
     val_documents: bounds.Count | None = None
     """Documents that are enough for validation. The fraction that validates is the smallest of a
     tenth, a twentieth, and so on, with so many of them; the hash of a document's text decides, with
-    at least one document on each side. None uses 5 MB of text, or 40 MB if that is less than 1%.
-    Ignored if val_path is set, or if names say what validates: valid.txt beside train.txt, or
-    folders train and val."""
+    at least one document on each side. None uses a tenth of up to 100 MB of text, 5 to 10 MB of up
+    to 800 MB, 0.625% of up to 12.8 GB, and 40 to 80 MB of more. Ignored if val_path is set, or if
+    names say what validates: valid.txt beside train.txt, or folders train and val."""
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""

@@ -233,6 +233,27 @@ def test_how_much_validates_follows_from_the_text(
     assert layout.held_out(0, 0, val_documents) == 0.1
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "least", "most"),
+    [
+        (1, 99, 0.1, 9.9),
+        (100, 799, 5, 10),
+        (800, 12_799, 5, 80),
+        (12_800, 10**7, 40, 80),
+    ],
+)
+def test_how_much_validates_is_what_the_guide_says(
+    first: int, last: int, least: float, most: float
+) -> None:
+    sizes = {int(first * (last / first) ** (n / 98)) for n in range(99)}
+    shares = {size: layout.held_out(10**9, size * 10**6, None) for size in sizes}
+    assert all(least <= share * size <= most for size, share in shares.items())
+    if last == 99:
+        assert {*shares.values()} == {0.1}
+    if first == 800:
+        assert {*shares.values()} == {0.00625}
+
+
 def test_a_growing_text_moves_documents_only_to_training() -> None:
     shares = [layout.held_out(n, 4000 * n, None) for n in range(1000, 10**8, 99_991)]
     assert shares == sorted(shares, reverse=True)
