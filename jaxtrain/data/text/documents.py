@@ -86,10 +86,12 @@ class File:
         return kinds.suffix(self.name)
 
     @contextlib.contextmanager
-    def content(self, buffer_bytes: int = _OBJECT_BYTES) -> Iterator[BinaryIO]:
+    def content(self, start: int = 0, buffer_bytes: int = _OBJECT_BYTES) -> Iterator[BinaryIO]:
         """Opens the file, unpacked.
 
         Args:
+            start: the first byte that is needed. What the file is instead of its content is checked
+                only with its beginning.
             buffer_bytes: read together from a bucket.
 
         Raises:
@@ -99,6 +101,9 @@ class File:
         """
         packing = kinds.packing(self.name)
         with self.opened(buffer_bytes) as raw:
+            if start:
+                yield raw
+                return
             head = self._check(raw)
             if not packing:
                 if found := kinds.packing_of(head):
@@ -404,7 +409,7 @@ class Section:
             OSError: the system cannot read the file.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
-        with self.file.content() as data:
+        with self.file.content(self.start) as data:
             if kinds.is_plain(self.file.name):
                 documents = _read_text(data, self)
             else:

@@ -71,7 +71,7 @@ class RowFile(Protocol):
     def is_on_hub(self) -> bool:
         """Whether it is fetched from the Hub."""
 
-    def content(self, buffer_bytes: int = ...) -> AbstractContextManager[BinaryIO]:
+    def content(self, *, buffer_bytes: int) -> AbstractContextManager[BinaryIO]:
         """Opens the file, unpacked; so much is read together from a bucket."""
 
 
@@ -432,7 +432,7 @@ def _fields_of(file: RowFile) -> list[list[str]]:
     They have text. Only if none of a row has, others count, so that reading finds what is in them.
     """
     try:
-        with file.content(_FILE_BYTES // _PLACES) as data:
+        with file.content(buffer_bytes=_FILE_BYTES // _PLACES) as data:
             is_table = kinds.suffix(file.name) == kinds.PARQUET
             return list((_parquet_fields if is_table else _line_fields)(data, file))
     except BadExample:

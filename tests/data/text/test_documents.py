@@ -230,6 +230,32 @@ def test_a_file_changes_with_its_content_and_its_permissions(
     assert find("~/in") == [third, gone]
 
 
+class Placed(io.BytesIO):
+    """Remembers where it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.places: set[int] = set()
+
+    def readinto(self, buffer: Any) -> int:
+        self.places.add(self.tell())
+        return super().readinto(buffer)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_only_the_first_section_of_a_file_reads_its_beginning(
+    suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket, that is a request for 8 MiB."""
+    file = File("s3://b/a", f"a{suffix}", 18_000, "1")
+    for start, stop in ((9000, 18_000), (0, 9000)):
+        raw = Placed(b'{"text": "a b c"}\n' * 1000)
+        data = io.BufferedReader(raw, 64)
+        monkeypatch.setattr(File, "opened", lambda *_, data=data: contextlib.nullcontext(data))
+        assert list(Section(file, start, stop, Rows("text")).read(Skipped()))
+        assert (min(raw.places) > 8000) == (start > 0)
+
+
 def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "LONGEST_LINE", 30)
     line = '{"text": "' + "x" * 17 + '"}\n'
@@ -504,7 +530,7 @@ def test_the_field_is_chosen_from_a_part_of_large_rows(
         data = "".join(f"{json.dumps(row)}\n" for row in every).encode()
 
     @contextlib.contextmanager
-    def content(self: File, buffer_bytes: int = 0) -> Iterator[Counted]:
+    def content(self: File, buffer_bytes: int) -> Iterator[Counted]:
         yield Counted(data)
 
     monkeypatch.setattr(File, "content", content)
