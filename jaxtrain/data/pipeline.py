@@ -202,7 +202,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self._close_host()
         seen = self._made * self._rows.batch_size
         rest = dataclasses.replace(self._rows, start=self._rows.start + seen)
-        self._host = _read(rest, self._part_rows, workers=0, prefetch=1)
+        threads = self.workers  # one would take so many times as long for each batch to the end
+        self._host = _read(rest, self._part_rows, workers=0, prefetch=1, threads=threads)
         return self._parts_of_next()
 
     def _parts_of_next(self) -> list[HostArrays]:

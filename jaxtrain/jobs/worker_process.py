@@ -63,7 +63,9 @@ def why_lost(error: RuntimeError, workers: int) -> str:
     killed = _KILLED.search(str(error))
     if killed is None:
         return ""
-    name = signal.Signals(int(killed[1])).name
+    number = int(killed[1])
+    names = {known.value: known.name for known in signal.Signals}  # without most real-time signals
+    name = names.get(number, f"signal {number}")
     cure = "give /dev/shm more space" if name == "SIGBUS" else "if memory was short, free some"
     return (
         f"one of {workers} processes that load examples was killed ({name}): {cure}, or use fewer "

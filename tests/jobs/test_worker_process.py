@@ -3,6 +3,7 @@ import sys
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import pytest
 from program import environment
 
 from jaxtrain.jobs import worker_process
@@ -56,3 +57,13 @@ def test_shared_memory_of_other_runs_stays() -> None:
         own.close()
         other.close()
         other.unlink()
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (7, "SIGBUS"), (40, "signal 40")])
+def test_why_a_worker_was_lost(number: int, name: str) -> None:
+    """Also by a real-time signal that Python has no name for."""
+    error = RuntimeError(f"Process 1 was terminated unexpectedly with exit code -{number}")
+    why = worker_process.why_lost(error, 2)
+    assert why.startswith(f"one of 2 processes that load examples was killed ({name}): ")
+    assert ("/dev/shm" in why) == (name == "SIGBUS")
+    assert not worker_process.why_lost(RuntimeError("terminated unexpectedly with exit code 1"), 2)
