@@ -369,11 +369,15 @@ def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path) -> None:
     """Memory has a bound that no file of others changes; xz -9 is below it."""
     for size, fits in ((2**26, True), (2**30, False)):
         filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": size, "nice_len": 8}]
-        path = write(tmp_path / "a.txt.xz", lzma.compress(b"text", filters=filters))
+        part = lzma.compress(b"text", filters=filters)
+        path = write(tmp_path / "a.txt.xz", part)
+        again = write(tmp_path / "b.txt.xz", lzma.compress(b"a ") + bytes(8192) + part + bytes(4))
         if fits:
             assert list(read(path, None)) == ["text"]
+            assert list(read(again, None)) == ["a text"]
         else:
             assert "Memory usage limit" in reason(path)
+            assert "Memory usage limit" in reason(again), "a part after the first has a limit, too"
 
 
 def test_bad_rows_are_skipped_up_to_a_fraction(tmp_path: Path) -> None:
