@@ -168,13 +168,10 @@ class _Rows:
         Raises:
             BadExample: there are too many.
         """
-        if self._bad and not self._share:
-            more = f", and {self._bad - 1:,} more" if self._bad > 1 else ""
-            raise BadExample(self._path, f"{self._first}{more}")
         if self._bad > self._share * self._total:
             raise BadExample(
                 self._path,
-                f"{self._bad:,} of {self._total:,} {self._things} are bad, more than "
+                f"{self._bad:,} of {self._total:,} {self._things} cannot be used, more than "
                 f"data.max_bad_share={self._share:g} allows; the first is {self._first}",
             )
         self._skipped.bad += self._bad

@@ -244,7 +244,7 @@ def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> Non
     (shard,) = shards.plan(found(folder), ROWS)
     (made,) = prepared([shard], recipe, tmp_path / "cache")
     assert {name: reason[:14] for name, reason in made.bad.items()} == {
-        "00.jsonl": "line 2: not JS",
+        "00.jsonl": "1 of 2 lines c",
         "a.txt": "not UTF-8: inv",
         "b.parquet": "broken parquet",
         "d.txt": "not a regular ",
