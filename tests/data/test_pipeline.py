@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import resource
@@ -187,15 +188,18 @@ def test_only_batches_that_continue_outlive_their_workers(
     """A measurement of the fallback would pass for one of the pipeline."""
     read = pipeline._read
 
-    def killed(*args: Any, workers: int, **more: Any) -> Any:
-        batches = read(*args, workers=0, **more)
-        yield next(batches)
+    threads = list[int]()
+
+    def killed(rows: Any, part: int, *, workers: int, **more: Any) -> Any:
+        threads.append(more.get("threads", 0))
+        parts = read(rows, part, workers=0, **more)
+        yield from itertools.islice(parts, 8 // part)  # the first batch
         if workers:
             raise RuntimeError("Worker 0 terminated unexpectedly with exit code -9")
-        yield from batches
+        yield from parts
 
     monkeypatch.setattr(pipeline, "_read", killed)
-    batches = training_batches(tmp_path, Numbers(SIZE), workers=1, continues=continues)
+    batches = training_batches(tmp_path, Numbers(SIZE), workers=2, continues=continues)
     ids = [next(batches) and batches.ids]
     if continues:
         ids += [next(batches) and batches.ids for _ in range(2)]
@@ -206,6 +210,7 @@ def test_only_batches_that_continue_outlive_their_workers(
     order = sampler.Order(SIZE, seed=3)
     assert np.concatenate(ids).tolist() == [order(n) for n in range(8 * len(ids))]
     assert batches.lost
+    assert threads == [0, 2][: 1 + continues], "the last batches would take twice as long each"
 
 
 def validation_batches(

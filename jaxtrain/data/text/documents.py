@@ -86,14 +86,13 @@ class File:
         return kinds.suffix(self.name)
 
     @contextlib.contextmanager
-    def content(
-        self, buffer_bytes: int = _OBJECT_BYTES, *, from_start: bool = True
-    ) -> Iterator[BinaryIO]:
+    def content(self, start: int = 0, buffer_bytes: int = _OBJECT_BYTES) -> Iterator[BinaryIO]:
         """Opens the file, unpacked.
 
         Args:
+            start: the first byte that is needed. What the file is instead of its content is checked
+                only with its beginning.
             buffer_bytes: read together from a bucket.
-            from_start: whether the beginning will be read; only then is it checked.
 
         Raises:
             BadExample: as :meth:`opened`, or it only stands for another file, or cannot be
@@ -102,7 +101,10 @@ class File:
         """
         packing = kinds.packing(self.name)
         with self.opened(buffer_bytes) as raw:
-            head = self._check(raw) if from_start else b""
+            if start:
+                yield raw
+                return
+            head = self._check(raw)
             if not packing:
                 if found := kinds.packing_of(head):
                     raise BadExample(self.path, f"compressed: add {found} to its name")
@@ -407,8 +409,7 @@ class Section:
             OSError: the system cannot read the file.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
-        # A range of an object in a bucket would otherwise begin with 8 MiB of the object's start.
-        with self.file.content(from_start=self.start == 0) as data:
+        with self.file.content(self.start) as data:
             if kinds.is_plain(self.file.name):
                 documents = _read_text(data, self)
             else:

@@ -87,9 +87,6 @@ def unpacked(data: BinaryIO, packing: str, path: str, buffer_bytes: int) -> Iter
         BadExample: it is damaged, incomplete, or not compressed; also while the block reads.
     """
     try:
-        if packing == ".xz":
-            head = cast(io.BufferedReader, data).peek(buffer_bytes)
-            lzma.LZMADecompressor(memlimit=_MOST_BYTES).decompress(head, 1)
         with contextlib.closing(_opened(data, packing)) as stream:
             yield cast(BinaryIO, io.BufferedReader(stream, buffer_bytes))
     except (*_ERRORS, OSError) as error:
@@ -104,5 +101,45 @@ def _opened(data: BinaryIO, packing: str) -> Any:
     if packing == ".bz2":
         return bz2.BZ2File(data)
     if packing == ".xz":
-        return lzma.LZMAFile(data)
+        return _Xz(data)
     return zstd.ZstdFile(data)
+
+
+class _Xz(io.RawIOBase):
+    """The content of a .xz file, forward only. Python's LZMAFile has no limit of memory."""
+
+    def __init__(self, data: BinaryIO) -> None:
+        self._data, self._at = data, 0
+        self._part = lzma.LZMADecompressor(memlimit=_MOST_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:  # to where it is, as a buffer at the beginning does
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if (offset, whence) not in ((self._at, os.SEEK_SET), (0, os.SEEK_CUR)):
+            raise io.UnsupportedOperation("a compressed file is read forward")
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        unpacked = b""
+        while not unpacked:
+            packed = b""
+            if self._part.eof:
+                # Zeros may follow each part.
+                packed = self._part.unused_data.lstrip(b"\0")
+                while not packed:
+                    if not (more := self._data.read(io.DEFAULT_BUFFER_SIZE)):
+                        return 0
+                    packed = more.lstrip(b"\0")
+                self._part = lzma.LZMADecompressor(memlimit=_MOST_BYTES)
+            elif self._part.needs_input:
+                packed = self._data.read(io.DEFAULT_BUFFER_SIZE)
+                if not packed:
+                    raise EOFError("it ends before its end mark")
+            unpacked = self._part.decompress(packed, len(buffer))
+        buffer[: len(unpacked)] = unpacked
+        self._at += len(unpacked)
+        return len(unpacked)

@@ -71,7 +71,7 @@ class RowFile(Protocol):
     def is_on_hub(self) -> bool:
         """Whether it is fetched from the Hub."""
 
-    def content(self, buffer_bytes: int = ...) -> AbstractContextManager[BinaryIO]:
+    def content(self, *, buffer_bytes: int) -> AbstractContextManager[BinaryIO]:
         """Opens the file, unpacked; so much is read together from a bucket."""
 
 
@@ -168,13 +168,10 @@ class _Rows:
         Raises:
             BadExample: there are too many.
         """
-        if self._bad and not self._share:
-            more = f", and {self._bad - 1:,} more" if self._bad > 1 else ""
-            raise BadExample(self._path, f"{self._first}{more}")
         if self._bad > self._share * self._total:
             raise BadExample(
                 self._path,
-                f"{self._bad:,} of {self._total:,} {self._things} are bad, more than "
+                f"{self._bad:,} of {self._total:,} {self._things} cannot be used, more than "
                 f"data.max_bad_share={self._share:g} allows; the first is {self._first}",
             )
         self._skipped.bad += self._bad
@@ -432,7 +429,7 @@ def _fields_of(file: RowFile) -> list[list[str]]:
     They have text. Only if none of a row has, others count, so that reading finds what is in them.
     """
     try:
-        with file.content(_FILE_BYTES // _PLACES) as data:
+        with file.content(buffer_bytes=_FILE_BYTES // _PLACES) as data:
             is_table = kinds.suffix(file.name) == kinds.PARQUET
             return list((_parquet_fields if is_table else _line_fields)(data, file))
     except BadExample:

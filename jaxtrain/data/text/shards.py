@@ -296,7 +296,10 @@ _Mark = tuple[int, int, int]
 
 
 class _Writer(contextlib.ExitStack):
-    """Writes documents in the order of reading, then sorts them. Memory holds few of their tokens.
+    """Writes documents in the order of reading, then sorts them.
+
+    Memory holds 48 bytes for each document, and less than 130 in :meth:`finish`; few of their
+    tokens and sentences.
 
     Args:
         folder: of the shard.
@@ -307,18 +310,20 @@ class _Writer(contextlib.ExitStack):
         super().__init__()
         self._folder, self._dtype = folder, dtype
         # The columns of each document, with numbers of tokens and ends instead of positions.
-        self._rows, self._ends = array.array("Q"), array.array("I")
+        self._rows = array.array("Q")
         self._file = self.enter_context(open(folder / "unsorted", "w+b"))  # noqa: SIM115
+        self._ends = self.enter_context(open(folder / "unsorted-ends", "w+b"))  # noqa: SIM115
 
     def mark(self) -> _Mark:
         """Returns the present state, for :meth:`reset`."""
-        return self._file.tell(), len(self._rows), len(self._ends)
+        return self._file.tell(), len(self._rows), self._ends.tell()
 
     def reset(self, mark: _Mark) -> None:
         """Drops what was added after a mark."""
-        self._file.seek(mark[0])
-        self._file.truncate()
-        del self._rows[mark[1] :], self._ends[mark[2] :]
+        for file, at in ((self._file, mark[0]), (self._ends, mark[2])):
+            file.seek(at)
+            file.truncate()
+        del self._rows[mark[1] :]
 
     def add(self, texts: list[str], encoded: list[Encoded]) -> None:
         """Adds documents; those without tokens are omitted."""
@@ -328,13 +333,14 @@ class _Writer(contextlib.ExitStack):
             data = text.encode()
             counts = len(document.ids), len(document.ends), len(data), len(text), document.lost
             self._rows.extend((digest(data), *counts))
-            self._ends.extend(document.ends)
+            self._ends.write(np.asarray(document.ends, np.uint32).tobytes())
             ids = np.frombuffer(document.ids, np.uint32)
             self._file.write(ids.astype(self._dtype).tobytes())
 
     def finish(self) -> tuple[str, int, int]:
         """Writes the files of the shard; returns their digest, and count and bytes of documents."""
         self._file.flush()
+        self._ends.flush()
         rows = np.frombuffer(self._rows, np.uint64).reshape(-1, len(COLUMNS))
         order = np.argsort(rows[:, DIGEST], kind="stable")
         tokens = _mapped(Path(self._file.name), self._dtype)
@@ -343,7 +349,7 @@ class _Writer(contextlib.ExitStack):
             for column in (TOKENS, ENDS)
         )
         content = hashlib.sha256()
-        ends = np.frombuffer(self._ends, np.uint32)
+        ends = _mapped(Path(self._ends.name), np.dtype(np.uint32))
         position = np.uint64(0)
         tokens_path, ends_path = self._folder / "tokens", self._folder / "ends"
         with open(tokens_path, "wb") as tokens_file, open(ends_path, "wb") as ends_file:
@@ -361,8 +367,9 @@ class _Writer(contextlib.ExitStack):
             rows[:, column] = np.cumsum(rows[:, column], dtype=np.uint64)
         content.update(rows.tobytes())
         np.save(self._folder / "documents.npy", rows)
-        del tokens
+        del tokens, ends
         os.unlink(self._file.name)
+        os.unlink(self._ends.name)
         return content.hexdigest(), len(rows), int(rows[:, BYTES].sum())
 
 

@@ -230,6 +230,32 @@ def test_a_file_changes_with_its_content_and_its_permissions(
     assert find("~/in") == [third, gone]
 
 
+class Placed(io.BytesIO):
+    """Remembers where it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.places: set[int] = set()
+
+    def readinto(self, buffer: Any) -> int:
+        self.places.add(self.tell())
+        return super().readinto(buffer)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_only_the_first_section_of_a_file_reads_its_beginning(
+    suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket, that is a request for 8 MiB."""
+    file = File("s3://b/a", f"a{suffix}", 18_000, "1")
+    for start, stop in ((9000, 18_000), (0, 9000)):
+        raw = Placed(b'{"text": "a b c"}\n' * 1000)
+        data = io.BufferedReader(raw, 64)
+        monkeypatch.setattr(File, "opened", lambda *_, data=data: contextlib.nullcontext(data))
+        assert list(Section(file, start, stop, Rows("text")).read(Skipped()))
+        assert (min(raw.places) > 8000) == (start > 0)
+
+
 def test_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "LONGEST_LINE", 30)
     line = '{"text": "' + "x" * 17 + '"}\n'
@@ -343,11 +369,15 @@ def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path) -> None:
     """Memory has a bound that no file of others changes; xz -9 is below it."""
     for size, fits in ((2**26, True), (2**30, False)):
         filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": size, "nice_len": 8}]
-        path = write(tmp_path / "a.txt.xz", lzma.compress(b"text", filters=filters))
+        part = lzma.compress(b"text", filters=filters)
+        path = write(tmp_path / "a.txt.xz", part)
+        again = write(tmp_path / "b.txt.xz", lzma.compress(b"a ") + bytes(8192) + part + bytes(4))
         if fits:
             assert list(read(path, None)) == ["text"]
+            assert list(read(again, None)) == ["a text"]
         else:
             assert "Memory usage limit" in reason(path)
+            assert "Memory usage limit" in reason(again), "a part after the first has a limit, too"
 
 
 def test_bad_rows_are_skipped_up_to_a_fraction(tmp_path: Path) -> None:
@@ -367,16 +397,18 @@ def test_bad_rows_are_skipped_up_to_a_fraction(tmp_path: Path) -> None:
         assert len(list(read(path, None, skipped, 0.05))) == 20
         assert (skipped.rows, skipped.bad) == (0, 1)
         assert skipped.first.startswith(why)
-        with pytest.raises(
-            BadExample, match=r"1 of 21 lines are bad, more than .*=0.04 .* line 11"
-        ):
-            list(read(path, None, Skipped(), 0.04))
-        assert reason(path).startswith(why)
+        for share in (0.04, 0.0):
+            with pytest.raises(BadExample) as error:
+                list(read(path, None, Skipped(), share))
+            assert error.value.reason.startswith(
+                f"1 of 21 lines cannot be used, more than data.max_bad_share={share:g} allows; "
+                f"the first is {why}"
+            )
     parquet(tmp_path / "b.parquet", text=["x", "a\0b", None, *"yz"])
     skipped = Skipped()
     assert list(read(tmp_path / "b.parquet", None, skipped, 0.2)) == ["x", "y", "z"]
     assert skipped == Skipped(1, 1, "row 2: field 'text' has a NUL character: not text")
-    assert reason(tmp_path / "b.parquet").startswith("row 2: ")
+    assert "; the first is row 2: " in reason(tmp_path / "b.parquet")
 
 
 def test_a_line_without_an_end_is_one_bad_line(
@@ -504,7 +536,7 @@ def test_the_field_is_chosen_from_a_part_of_large_rows(
         data = "".join(f"{json.dumps(row)}\n" for row in every).encode()
 
     @contextlib.contextmanager
-    def content(self: File, buffer_bytes: int = 0) -> Iterator[Counted]:
+    def content(self: File, buffer_bytes: int) -> Iterator[Counted]:
         yield Counted(data)
 
     monkeypatch.setattr(File, "content", content)

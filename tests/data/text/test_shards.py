@@ -1,11 +1,13 @@
 """Shards: how files are divided, and that they hold every document's tokens, whatever happens."""
 
+import array
 import errno
 import hashlib
 import json
 import os
 import random
 import shutil
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -244,7 +246,7 @@ def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> Non
     (shard,) = shards.plan(found(folder), ROWS)
     (made,) = prepared([shard], recipe, tmp_path / "cache")
     assert {name: reason[:14] for name, reason in made.bad.items()} == {
-        "00.jsonl": "line 2: not JS",
+        "00.jsonl": "1 of 2 lines c",
         "a.txt": "not UTF-8: inv",
         "b.parquet": "broken parquet",
         "d.txt": "not a regular ",
@@ -323,3 +325,24 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, recipe: Recipe, name: str
     (again,) = prepared(plan, recipe, tmp_path / "cache")
     again.verify()
     assert contents(tmp_path / "cache") == before
+
+
+def test_the_ends_of_sentences_take_no_memory(tmp_path: Path) -> None:
+    """A compressed file of 42 GB of text is one shard."""
+    many = encoding.Encoded(array.array("I", [7] * 10_000), [*range(10_000)], 0)
+    with shards._Writer(tmp_path, np.dtype("uint16")) as writer:
+        writer.add(["a"], [many])
+        mark = writer.mark()
+        writer.add(["dropped"], [many])
+        writer.reset(mark)
+        tracemalloc.start()
+        try:
+            for number in range(100):
+                writer.add([f"{number}"], [many])
+            assert tracemalloc.get_traced_memory()[0] < 500_000
+        finally:
+            tracemalloc.stop()
+        assert writer.finish()[1] == 101
+    ends = np.fromfile(tmp_path / "ends", np.uint64)
+    np.testing.assert_array_equal(ends, np.arange(101 * 10_000))
+    assert {path.name for path in tmp_path.iterdir()} == {"tokens", "ends", "documents.npy"}
