@@ -151,7 +151,7 @@ def test_shards_and_microbatches_give_the_same_losses(place: Path, plain: Traini
     # The host converts validation clips. In eleven runs, whose clips differ, another order of the
     # sums made 2e-7 to 1.5e-6; clips that the device converts differ by 1e-4 and more (above).
     two.state = dataclasses.replace(two.state, params=jax.device_get(host.state.params))
-    assert two.validated() == pytest.approx(host.validated(), rel=1e-5)
+    assert two.validated() == pytest.approx(host.validated(), rel=3e-6)
 
 
 @pytest.mark.long  # the test above trains on crops

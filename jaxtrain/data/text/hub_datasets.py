@@ -50,8 +50,8 @@ def find(path: str, flag: str, folder: Path, say: Say) -> list[About]:
         say: prints a line on the console.
 
     Raises:
-        InputError: there is no such dataset, no access to it, no file that matches, no text, or
-            text in several folders; or the Hub has converted only a part of what matches.
+        InputError: the dataset does not exist or cannot be accessed; no file matches or has text;
+            several folders have text; or the Hub has converted only a part of what matches.
         RunAgain: the Hub cannot be reached now, or the cache's disk is full.
     """
     text = f"{flag} {path}"

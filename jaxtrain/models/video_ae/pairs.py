@@ -80,8 +80,8 @@ def _padded(fold: Fold, at_once: bool, parts: Any) -> Pair:
 
     The first channel that is added to the inputs is 1 in all pixels, and has the bias as its tap in
     the middle: so the kernel's gradient has that of the bias, which otherwise is a pass over the
-    frames between the convolutions. Not if frames are computed in turn: the gradient of each would
-    be rounded before they are summed.
+    frames between the convolutions. Not if frames are computed one after another: the gradient of
+    each would be rounded before they are summed.
     """
     pair = fold(parts)
     if missing := -pair.kernel.shape[2] % _UNIT:
