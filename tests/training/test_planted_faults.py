@@ -92,7 +92,10 @@ if hasattr(tiny, "vocab_size"):  # as many as the tokenizers of all configs need
 if hasattr(tiny, "decoder_widths"):  # colors from the first step, as in demo
     tiny = dataclasses.replace(tiny, init="thumbnail")
 optim = dataclasses.replace(base.optim, peak_lr=3e-3)  # the configs' are for larger models
-run = dataclasses.replace(base, model=tiny, optim=optim)
+data = base.data
+if getattr(data, "crop", None):  # the configs' are larger than a tiny model's clips
+    data = dataclasses.replace(data, crop=(tiny.height, tiny.width))
+run = dataclasses.replace(base, model=tiny, optim=optim, data=data)
 """
 
 
