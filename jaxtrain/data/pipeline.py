@@ -102,6 +102,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         if workers and (text := limits.too_many(workers)):
             raise InputError(text)
         limits.allow_files()
+        worker_process.ignore_unstarted()
         local, block = rows.rows_per_batch, rows.order.block
         held = worker_count.most_batches(local, workers, prefetch, devices, block)
         self.ahead = math.ceil(held)

@@ -14,10 +14,10 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import absl.logging
 
@@ -137,3 +137,23 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+class _Unraisable:
+    """Python's hook for errors in destructors; ignores those about workers that did not start."""
+
+    def __init__(self, before: Callable[[Any], object]) -> None:
+        self._before = before
+
+    def __call__(self, unraisable: Any) -> None:
+        if "can only join a started process" not in str(unraisable.exc_value):
+            self._before(unraisable)
+
+
+def ignore_unstarted() -> None:
+    """Prints nothing about workers that did not start, whose error is raised.
+
+    If the system refuses a process, Grain deletes iterators that wait for the end of others.
+    """
+    if not isinstance(sys.unraisablehook, _Unraisable):
+        sys.unraisablehook = _Unraisable(sys.unraisablehook)

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu
 
 import a_run_to_its_end
 import b_beside_torch
-import chapter
 import c_changes
+import chapter
 import d_known_shapes
 import e_starts_and_versions
 

@@ -1,7 +1,6 @@
 """Tests how URLs are recorded, and that a complete run stores no secrets from them."""
 
 import contextlib
-import json
 import re
 import time
 from pathlib import Path
@@ -174,47 +173,40 @@ def _spilled(place: Path) -> list[str]:
 
 @pytest.mark.long
 def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> None:
-    """Training, quarantine, checkpoint, resume with another signature, failures and a report."""
+    """Preparation, again with other signatures, training, failures, and a report."""
     with serving() as server:
         urls = _fill(server, tmp_path)
-        (tmp_path / "list.txt").write_text("\n".join(urls).format(SECRETS[0]))
-        path = ("--data.path", "list.txt", "--data.val_path", urls[1].format(SECRETS[0]))
-        said = train(tmp_path, *SMALL, *path, "--loop.steps", 4, "--output-dir", "run")
-        assert f"--data.val_path '{server.base}/1.mp4?signed'" in said  # the command to resume with
-        asked = len(server.asked)
-        assert all(
-            SECRETS[0] in one for one in server.asked
-        )  # the server receives the complete query
-
-        (tmp_path / "list.txt").write_text("\n".join(urls).format(SECRETS[1]))
-        newly = f"--data.val_path={urls[1].format(SECRETS[1])}"
-        resume = (*SMALL, "--loop.steps", 6, "--output-dir", "run", "--resume", "latest")
-        said += train(tmp_path, *resume, "--data.path", "list.txt", newly)
-        assert "step 6/6" in said
-        assert "differs from the checkpoint: data.path" not in said
-        # Only the invalid file was removed from the cache, and is fetched again.
-        assert [one.partition("?")[0] for one in server.asked[asked:]] == ["/none.mp4"]
-
-        asked = len(server.asked)
-        failures = [
-            (("--data.path", f"{server.base}/0.mp4?signed"), 2),  # as recorded: never requested
-            (("--data.path", f"http://me:{SECRETS[2]}@{server.base[7:]}/0.mp4"), 2),
-            (("--data.path", f"{server.base}/gone.mp4?{SIGNED.format(SECRETS[1])}"), 2),
-        ]
-        for arguments, code in failures:
-            ended = run(tmp_path, *resume, *arguments)
+        prepare = ("prepare", "clips", "list.txt", "clips", "--height", 16, "--width", 16)
+        said, asked = "", []
+        for secret in SECRETS[:2]:
+            (tmp_path / "list.txt").write_text("\n".join(urls).format(secret))
+            before = len(server.asked)
+            ended = run(tmp_path, *prepare, "--min-frames", 4)
+            assert ended.returncode == 1, ended.stderr  # an invalid file
+            said += ended.stdout + ended.stderr
+            asked.append([url.partition("?")[0] for url in server.asked[before:]])
+            assert all(secret in url for url in server.asked[before:])  # the complete query
+        assert len(set(asked[0])) == 7
+        assert asked[1] == []  # they are known, whatever their signature
+        train_on = (*SMALL, "--data.path", "clips", "--output-dir", "run")
+        said += train(tmp_path, *train_on, "--loop.steps", 4)
+        asked_before = len(server.asked)
+        for url, code in (
+            (f"{server.base}/0.mp4?signed", 2),
+            (f"http://me:{SECRETS[2]}@{server.base[7:]}/0.mp4", 2),
+            (f"{server.base}/gone.mp4?{SIGNED.format(SECRETS[1])}", 2),
+        ):
+            ended = run(tmp_path, *train_on, "--data.path", url, "--again")
             assert ended.returncode == code, ended.stderr
             assert ended.stderr.count("error: ") == 1
             said += ended.stdout + ended.stderr
-        assert [one.partition("?")[0] for one in server.asked[asked:]] == ["/gone.mp4"]
+        assert len(server.asked) == asked_before  # runs fetch none
     ended = run(tmp_path, "report", "run")
     assert ended.returncode == 0, ended.stderr
     said += ended.stdout + ended.stderr
     assert not any(secret in said for secret in SECRETS)
-    for name in ("config.json", "history.jsonl", "log.txt", "report.html", "quarantine.jsonl"):
+    for name in ("config.json", "history.jsonl", "log.txt", "report.html"):
         assert (tmp_path / "run" / name).is_file()
-    saved = json.loads((tmp_path / "run/config.json").read_text())
-    assert saved["data"]["val_path"] == f"{server.base}/1.mp4?signed"
     assert list((tmp_path / "run").glob("examples*.jsonl"))
     assert list((tmp_path / "cache/video").rglob("index.jsonl"))
     assert _spilled(tmp_path) == []

@@ -111,8 +111,8 @@ def trained_tiny(folder: Path, cache: str, name: str, fault: str = "", *more: ob
     typed += ["--mesh.data", 1, "--mesh.fsdp", 1, "--data.workers", 1, "--data.batch_size", 8]
     typed += ["--optim.accumulate", 1, "--loop.epochs", "None", "--loop.tokens_per_param", "None"]
     typed += ["--optim.warmup_steps", "None", "--optim.warmup_fraction", 0.1]
-    typed += ["--loop.steps", 600, "--loop.eval_every", 60, "--loop.eval_examples", 16]
-    typed += ["--loop.log_every", 100, "--output-dir", "run"]
+    typed += ["--loop.steps", 300, "--loop.eval_every", 30, "--loop.eval_examples", 16]
+    typed += ["--loop.log_every", 50, "--output-dir", "run"]
     ended = program.run(folder, *typed, *more, JAXTRAIN_CACHE=cache)
     printed = ended.stdout + ended.stderr
     assert ended.returncode == 0, printed

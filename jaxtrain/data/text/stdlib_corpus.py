@@ -18,7 +18,7 @@ from typing import Any
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import cache
 
-_VERSION = 1  # of the selection and of the files
+_VERSION = 2  # of the selection and of the files
 # Tests, generated tables, installed packages and applications: little documentation for their size.
 _EXCLUDED = {
     "__phello__",
@@ -51,8 +51,10 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
         say(f"writing the demonstration corpus to {folder}")
         sources = Path(sysconfig.get_paths()["stdlib"])
         count = 0
+        seen = set[str]()  # help("else") is that of "if"
         for name, text in _texts(sources):
-            if len(text) >= _LEAST_CHARACTERS:
+            if len(text) >= _LEAST_CHARACTERS and text not in seen:
+                seen.add(text)
                 (work / f"{name}.txt").write_text(text, encoding="utf-8")
                 count += 1
         if count == 0:
