@@ -31,7 +31,7 @@ def main(flags: commands.PrepareClips) -> int:
         f"{f'{part}: ' if part.count > 1 else ''}{counted(totals.get('pieces', 0), 'clip')}, "
         f"{counted(totals.get('frames', 0), 'frame')}, from {counted(videos, 'video')}; excluded "
         f"{counted(len(outcome.failed), 'video')} and "
-        f"{counted(totals.get('frames_left_out', 0), 'frame')}"
+        f"{counted(totals.get('frames_left_out', 0) + totals.get('frames_lost', 0), 'frame')}"
         + ("" if outcome.left else f" (see {listed_in})")
     )
     if outcome.left:

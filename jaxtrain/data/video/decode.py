@@ -18,15 +18,13 @@ from av.video.stream import VideoStream
 from jaxtrain.data.video.packets import (
     Keyframe,
     Scan,
-    Span,
     flag_corrupt,
     limit_pixels,
-    open_input,
-    reason,
     shows_frame,
     single_threaded,
     too_few,
 )
+from jaxtrain.data.video.reader import Span, open_input, reason
 from jaxtrain.errors import BadExample
 
 _LOOKAHEAD = 32  # packets; H.264 and HEVC reorder at most 16 frames

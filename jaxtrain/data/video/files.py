@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from jaxtrain.config import invocation
 from jaxtrain.data import listing, remote
 from jaxtrain.data.video import tar_members
-from jaxtrain.data.video.packets import Span
+from jaxtrain.data.video.reader import Span
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import record, resumable
 from jaxtrain.storage import addresses, disks

@@ -9,14 +9,16 @@ resizes and converts (:mod:`jaxtrain.ops.yuv`).
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import av
 import av.filter
 import numpy as np
 from av.video.frame import VideoFrame
 
-from jaxtrain.data.video.packets import Scan
+if TYPE_CHECKING:
+    from jaxtrain.data.video.packets import Scan
+    from jaxtrain.data.video.reader import Look
 
 # libswscale widens its bilinear kernel when it shrinks an image, which prevents aliasing. The flags
 # make the result the same on every processor.
@@ -115,7 +117,7 @@ class Crop:
 
     def __init__(
         self,
-        info: Scan,
+        info: "Scan",
         *,
         frames: int,
         height: int,
@@ -172,7 +174,7 @@ class Planes:
 
     def __init__(
         self,
-        info: Scan,
+        info: "Scan",
         *,
         frames: int,
         height: int,
@@ -244,11 +246,11 @@ class FullFrames:
     """Converts uncropped frames of a video to upright RGB images.
 
     Args:
-        info: the scan of the file, for how its frames are stored.
+        look: how its frames are stored.
     """
 
-    def __init__(self, info: Scan) -> None:
-        self._turns, self._mirror = info.rotation // 90, info.mirror
+    def __init__(self, look: "Look") -> None:
+        self._turns, self._mirror = look.rotation // 90, look.mirror
         self._size: tuple[int, int] | None = None
         self._graph = FilterGraph()
 

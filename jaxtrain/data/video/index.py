@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxtrain.data import remote
-from jaxtrain.data.video import decode, packets
+from jaxtrain.data.video import decode, packets, reader
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video.decode import FrameCheck
-from jaxtrain.data.video.packets import Keyframe, Scan, Span
+from jaxtrain.data.video.packets import Keyframe, Scan
+from jaxtrain.data.video.reader import Span
 from jaxtrain.errors import BadExample
 from jaxtrain.jobs import cache, limits, resumable
 from jaxtrain.storage import addresses, disks, file_ends
@@ -112,7 +113,7 @@ def of_path(
         resumable.check_complete(path)
     videos = disks.when_readable(lambda: video_files.find(path, flag, cache_root, say))
     entries = build(videos, folder_of(path, cache_root), decode_all=decode_all, say=say)
-    for trait, meaning in packets.TRAITS.items():
+    for trait, meaning in reader.TRAITS.items():
         if names := [entry.name for entry in entries if entry.info and trait in entry.info.traits]:
             say(
                 f"warning: {len(names):,} of {len(entries):,} videos of {flag} are {trait}, such "

@@ -5,13 +5,9 @@ are missing. Intact files may lack a frame or two.
 """
 
 import bisect
-import contextlib
 import io
 import itertools
-import os
-import stat
 import struct
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,34 +18,24 @@ from av.container import InputContainer
 from av.video.frame import PictureType, VideoFrame
 from av.video.stream import VideoStream
 
+from jaxtrain.data.video.reader import (
+    EXIF_ORIENTATION,
+    MATRICES_WITHOUT_FILTER,
+    MAX_PIXELS,
+    OF_EXIF,
+    OPTIONS,
+    Span,
+    check_file,
+    check_size,
+    open_input,
+    reason,
+    traits_of,
+)
 from jaxtrain.errors import BadExample
-from jaxtrain.storage import disks
 
 SLACK_FRAMES = 2
 SLACK_SHARE = 0.02
 _CONSTANT_RATE = 0.95  # least fraction of regular gaps between frames at a constant frame rate
-_ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
-MAX_PIXELS = 139_264 * 256
-"""Largest number of pixels per frame: the limit of H.264 (table A-1), HEVC and AV1 up to level 6.2,
-somewhat above 8K (7680x4320). A few kilobytes of PNG can declare billions."""
-FORMATS = (
-    *("asf", "avi", "flv", "live_flv", "matroska", "mov", "mpeg", "mpegts", "mxf", "ogg"),
-    *("dv", "gif", "h264", "hevc", "ivf", "m4v", "mpegvideo", "yuv4mpegpipe"),
-    *("jpeg_pipe", "png_pipe", "webp_pipe"),  # one image
-)
-"""FFmpeg's names of the formats that are read, whatever the suffix; none refers to other files."""
-OPTIONS = {
-    # Without it, decoders would decode frames of any size to guess a stream's parameters.
-    "max_pixels": str(MAX_PIXELS),
-    # A file of another format, such as a playlist (ffconcat), could open other files. 220 kB can
-    # name one of them 20,000 times, whose scan takes minutes.
-    "format_whitelist": ",".join(FORMATS),
-    "protocol_whitelist": "file",
-    # While a file is opened, each video stream has a decoder, which holds three frames of the
-    # largest size (measured: 80 MiB for a PNG stream). Movies have up to about 30 streams,
-    # including audio and subtitles.
-    "max_streams": "32",
-}
 _MAX_ASPECT = 16  # of a pixel, either way; anamorphic video has up to 2
 _FIRST_FRAME = 128  # packets from which an intact file yields its first frame
 _VP8_SHOWN = 0x10  # bit in a VP8 packet's first byte (RFC 6386, 9.1), unset for hidden frames
@@ -60,33 +46,6 @@ _REORDERED = 16  # frames; H.264 and HEVC reorder no more
 _UNNOTICED = ("vp8", "vp9", "av1")
 _STANDARD_RATES = tuple(Fraction(rate) for rate in ("24000/1001", "30000/1001", "60000/1001"))
 _RATE_SLACK = 1e-4  # of these and of whole numbers, besides the rounding of time stamps
-# Matrix coefficients (ITU-T H.273, table 4) that libswscale cannot convert.
-_MATRICES_WITHOUT_FILTER = {
-    8: "YCgCo",
-    11: "SMPTE ST 2085",
-    12: "chromaticity-derived non-constant luminance",
-    13: "chromaticity-derived constant luminance",
-    14: "ICtCp",
-}
-INTERLACED = "interlaced"
-TRAITS = {
-    "HDR (PQ)": "colors are not tone-mapped",
-    "HDR (HLG)": "colors are not tone-mapped",
-    INTERLACED: "motion has combs, which prepare clips removes",
-}
-"""What videos may be, and what that means for clips that are read from them."""
-_TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3
-# Exif's orientation (2 to 8): degrees counterclockwise, after a mirror.
-_EXIF_ORIENTATION = 0x0112
-_OF_EXIF = {
-    2: (0, True),
-    3: (180, False),
-    4: (180, True),
-    5: (90, True),
-    6: (270, False),
-    7: (270, True),
-    8: (90, False),
-}
 
 
 class Keyframe(NamedTuple):
@@ -99,20 +58,6 @@ class Keyframe(NamedTuple):
 
     pts: int
     frame: int
-
-
-class Span(NamedTuple):
-    """A video that is part of another file.
-
-    Attributes:
-        file: the other file, such as a tar.
-        offset: start of the video, in bytes.
-        size: size of the video, in bytes.
-    """
-
-    file: str
-    offset: int
-    size: int
 
 
 class Scan(NamedTuple):
@@ -237,79 +182,6 @@ def _vp9_shows_frame(data: bytes) -> bool:
     return bool(show_existing_frame or show_frame)
 
 
-@contextlib.contextmanager
-def open_input(path: str, span: Span | None = None) -> Iterator[InputContainer]:
-    """Opens a file, or part of one, for reading; its metadata may be in any encoding.
-
-    Raises:
-        DiskAway, BadExample: the system cannot read the file, now or at all; at the end of the
-            block at the latest.
-    """
-    source = _Source(path, span)
-    try:
-        # By default, PyAV 18 raises on metadata that is not UTF-8; PyAV 19 has no such setting.
-        with av.open(source, options=OPTIONS, **_ANY_TEXT) as container:
-            yield container
-    finally:
-        source.close()
-        if source.error is not None:
-            raise source.error
-
-
-class _Source:
-    """Reads a file, or part of one, for FFmpeg, which takes some errors for the end of the file.
-
-    Attributes:
-        name: for FFmpeg.
-        error: the first error of the system.
-    """
-
-    def __init__(self, path: str, span: Span | None) -> None:
-        self.name = local(path)
-        self.error: Exception | None = None
-        self._path = path
-        self._file = path if span is None else span.file
-        try:
-            self._descriptor = os.open(self._file, os.O_RDONLY)
-            size = os.fstat(self._descriptor).st_size
-        except OSError as error:
-            raise disks.unreadable(path, error, existed=True) from error
-        self._begin, self._size = (0, size) if span is None else (span.offset, span.size)
-        self._at = 0
-
-    def read(self, size: int) -> bytes:
-        """Returns the next bytes; none at the end."""
-        size = max(0, min(size, self._size - self._at))
-        try:
-            data = os.pread(self._descriptor, size, self._begin + self._at)
-        except OSError as error:
-            self.error = self.error or disks.unreadable(self._path, error, existed=True)
-            raise self.error from error
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a byte, and returns its number."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        """Returns the number of the next byte."""
-        return self._at
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def local(path: str) -> str:
-    """Returns a path for FFmpeg, to which ``12:30.mp4`` or ``concat:a|b`` would be a URL."""
-    return f"file:{os.path.abspath(path)}"
-
-
 def scan(path: str, span: Span | None = None) -> Scan:
     """Reads all packets of a file and decodes its first frame.
 
@@ -322,7 +194,7 @@ def scan(path: str, span: Span | None = None) -> Scan:
         DiskAway: its disk is temporarily unavailable.
     """
     if span is None:
-        _check_file(path)
+        check_file(path)
     elif span.size == 0:
         raise BadExample(path, "is empty")
     try:
@@ -337,19 +209,6 @@ def scan(path: str, span: Span | None = None) -> Scan:
         raise BadExample(path, text) from error
     except av.FFmpegError as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error
-
-
-def _check_file(path: str) -> None:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise disks.unreadable(path, error) from error
-    except ValueError as error:  # a NUL in the name, from a list
-        raise BadExample(path, f"is not a valid file name: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise BadExample(path, "is not a file")
-    if status.st_size == 0:
-        raise BadExample(path, "is empty")
 
 
 def _scan(path: str, container: InputContainer, span: Span | None) -> Scan:
@@ -374,8 +233,8 @@ def _scan(path: str, container: InputContainer, span: Span | None) -> Scan:
     if first is None:
         raise BadExample(path, f"has {packets.total} video packets, but none yields a frame")
     check_size(path, first.width, first.height)
-    if first.colorspace in _MATRICES_WITHOUT_FILTER and not first.format.is_rgb:
-        matrix = _MATRICES_WITHOUT_FILTER[first.colorspace]
+    if first.colorspace in MATRICES_WITHOUT_FILTER and not first.format.is_rgb:
+        matrix = MATRICES_WITHOUT_FILTER[first.colorspace]
         raise BadExample(
             path, f"has {matrix} colors, which cannot be converted: encode it again in BT.709"
         )
@@ -395,7 +254,7 @@ def _scan(path: str, container: InputContainer, span: Span | None) -> Scan:
         rotation=rotation,
         mirror=mirror,
         skipped=skipped,
-        traits=_traits(first),
+        traits=traits_of(first),
         pixel_aspect=aspect,
         fps=fps,
         keyframes=keyframes,
@@ -432,14 +291,6 @@ def _rate(packets: _Packets, *, ordered: bool) -> float:
     return float(near[0]) if near else measured
 
 
-def _traits(frame: VideoFrame) -> tuple[str, ...]:
-    transfer = _TRANSFERS.get(frame.color_trc)
-    return (
-        *((transfer,) if transfer else ()),
-        *((INTERLACED,) if frame.interlaced_frame else ()),
-    )
-
-
 def _orientation(frame: VideoFrame, image: bytes) -> tuple[int, bool]:
     """Returns degrees counterclockwise by which a frame must be turned, and whether its left and
     right must be swapped before that.
@@ -452,7 +303,7 @@ def _orientation(frame: VideoFrame, image: bytes) -> tuple[int, bool]:
         matrix: Any = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV 18 does not know Exif's type
         with PIL.Image.open(io.BytesIO(image)) as opened:
-            return _OF_EXIF.get(opened.getexif().get(_EXIF_ORIENTATION, 1), (0, False))
+            return OF_EXIF.get(opened.getexif().get(EXIF_ORIENTATION, 1), (0, False))
     if matrix is None:
         return 0, False
     a, b, _, c, d, *_ = struct.unpack_from("<9i", matrix)  # ISO 14496-12, 6.2.2
@@ -573,16 +424,6 @@ def _best(path: str, container: InputContainer) -> VideoStream:
     return single_threaded(max(streams, key=lambda stream: stream.width * stream.height))
 
 
-def check_size(path: str, width: int, height: int) -> None:
-    """Checks the frame size against :data:`MAX_PIXELS`.
-
-    Raises:
-        BadExample: the frames are larger.
-    """
-    if width * height > MAX_PIXELS:
-        raise BadExample(path, f"is {width}x{height}: more than {MAX_PIXELS:,} pixels per frame")
-
-
 def limit_pixels(stream: VideoStream) -> VideoStream:
     """Makes the decoder reject frames above :data:`MAX_PIXELS` anywhere in the stream."""
     limit = {"max_pixels": str(MAX_PIXELS)}
@@ -605,8 +446,3 @@ def flag_corrupt(stream: VideoStream) -> None:
     if stream.codec_context.name == "hevc":
         options = {**stream.codec_context.options, "err_detect": "crccheck+explode"}
         stream.codec_context.options = options
-
-
-def reason(error: Exception) -> str:
-    """Returns the text of an error from PyAV or the system, without the path."""
-    return getattr(error, "strerror", None) or str(error)

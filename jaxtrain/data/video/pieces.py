@@ -5,6 +5,7 @@ upright, deinterlaced, 8 bits, BT.709. It has the uncropped frames, shrunk until
 largest crop that training uses. A piece ends at a hard cut.
 """
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +18,8 @@ import av.filter
 import numpy as np
 from av.video.frame import VideoFrame
 
-from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.packets import INTERLACED, Scan, Span, scan
+from jaxtrain.data.video.reader import Break, Frame, Look, Reader, Span, traits_of
 from jaxtrain.errors import BadExample, InputError
 
 _TICK = Fraction(1, 90_000)  # required by filters; nothing here depends on time
@@ -47,7 +47,7 @@ class Settings:
     Attributes:
         height, width: size of a training clip, in pixels.
         min_crop_scale: the config's ``data.min_crop_scale``; pieces are large enough for its crops.
-        frames: largest number of frames per piece.
+        frames: frames per piece. A last one has up to ``min_frames - 1`` more.
         min_frames: smallest number of frames per piece; shorter pieces are discarded.
         min_side: videos whose shorter side is below this are skipped, in pixels.
         gop: frames from one keyframe to the next.
@@ -100,12 +100,17 @@ class Cut(NamedTuple):
 
     Attributes:
         pieces: number of frames of each piece; piece n is the file ``n.mp4``, with five digits.
-        left_out: number of unused frames, in discarded pieces between two cuts or at the end.
-        traits: of the video; see :data:`jaxtrain.data.video.packets.TRAITS`.
+        left_out: number of intact frames that are not used, because fewer than
+            :attr:`Settings.min_frames` are in a row.
+        lost: number of frames that were decoded and are not intact, or depend on such frames.
+        damage: what is wrong with the file; () if it is intact.
+        traits: of the video; see :data:`jaxtrain.data.video.reader.TRAITS`.
     """
 
     pieces: tuple[int, ...]
     left_out: int
+    lost: int = 0
+    damage: tuple[str, ...] = ()
     traits: tuple[str, ...] = ()
 
 
@@ -119,103 +124,163 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         settings: settings of the pieces.
 
     Raises:
-        BadExample: the video is broken or too short. The folder may contain some pieces.
+        BadExample: no piece can be made of the video. The folder may contain some files.
         OSError: the pieces cannot be written.
     """
-    info = scan(path, span)
-    if min(info.height, info.width * info.pixel_aspect) < settings.min_side:
-        text = f"is {info.width}x{info.height}, smaller than --min-side {settings.min_side}"
-        raise BadExample(path, text)
-    pieces: list[int] = []
-    left_out = 0
-    writer: _Writer | None = None
-    shrink = shrinking(info, settings)
-    cuts = _CutDetector()
-
-    def close(piece: "_Writer") -> int:
-        """Ends a piece; returns the number of its frames if it is discarded, or else 0."""
-        piece.close()
-        if piece.frames >= settings.min_frames:
-            pieces.append(piece.frames)
-            return 0
-        piece.path.unlink()
-        return piece.frames
-
+    video = Reader(path, span)
+    pieces = _Pieces(folder, settings, video)
+    damage, traits, lost = dict[str, None](), dict[str, None](), 0
     try:
-        decoded = decode.frames(path, info, span)
-        if INTERLACED in info.traits:
-            decoded = deinterlaced(decoded)
-        for stored in decoded:
-            frame = shrink(stored)
-            size = (frame.height, frame.width)
-            ends = settings.split_at_cuts and cuts.is_cut(frame)
-            if writer is not None and (
-                ends or writer.frames == settings.frames or writer.size != size
-            ):
-                left_out += close(writer)
-                writer = None
-            if writer is None:
-                writer = _Writer(folder / f"{len(pieces):05}.mp4", size, info.fps, settings)
-            writer.add(frame)
-        if writer is not None:
-            left_out += close(writer)
-            writer = None
+        for item in deinterlaced(_decoded(video, traits)):
+            if isinstance(item, Frame):
+                if not pieces.seen and min(item.look.shown) < settings.min_side:
+                    text = f"is {item.look.width}x{item.look.height}, smaller than --min-side"
+                    raise BadExample(path, f"{text} {settings.min_side}")
+                pieces.add(item)
+            else:
+                pieces.end()
+                lost += item.lost
+                damage.update(dict.fromkeys(filter(None, [item.reason])))
+        pieces.end()
     finally:
-        if writer is not None:
-            writer.abandon()
-    if not pieces:
+        pieces.abandon()
+    if not pieces.made:
         text = f"{settings.min_frames} frames (--min-frames) in a row without a cut"
-        raise BadExample(path, f"is too short: none of its {left_out} frames begins {text}")
-    return Cut(tuple(pieces), left_out, info.traits)
+        also = f"; it {'; '.join(damage)}" if damage else ""
+        raise BadExample(
+            path, f"is too short: none of its {pieces.seen:,} frames begins {text}{also}"
+        )
+    return Cut(tuple(pieces.made), pieces.left_out, lost, tuple(damage), tuple(traits))
 
 
-def deinterlaced(decoded: Iterable[VideoFrame]) -> Iterator[VideoFrame]:
+def _decoded(video: Reader, traits: dict[str, None]) -> Iterator[Frame | Break]:
+    """Yields what a reader does, and notes the traits of the frames."""
+    for item in video:
+        assert not isinstance(item, av.Packet), "only with sound"
+        if isinstance(item, Frame):
+            traits.update(dict.fromkeys(traits_of(item.picture)))
+        yield item
+
+
+class _Pieces:
+    """Writes frames to one piece after the other.
+
+    A piece ends with the shot, or when it is long enough and as many frames follow as a piece needs
+    at least: so the rest of a shot is not too short.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, video: Reader) -> None:
+        self.made = list[int]()
+        self.left_out = self.seen = 0
+        self._folder, self._settings, self._video = folder, settings, video
+        self._writer: _Writer | None = None
+        self._next: list[VideoFrame] = []  # of the shot, which begin the next piece if there is one
+        self._look: Look | None = None
+        self._size = (0, 0)
+        self._cuts = _CutDetector()
+        self._shrink: Callable[[VideoFrame], VideoFrame] | None = None
+
+    def add(self, frame: Frame) -> None:
+        self.seen += 1
+        if frame.look != self._look or self._shrink is None:
+            self.end()
+            self._look, self._shrink = frame.look, shrinking(frame.look, self._settings)
+        picture = self._shrink(frame.picture)
+        if self._settings.split_at_cuts and self._cuts.is_cut(picture):
+            self.end()
+        self._size = (picture.height, picture.width)
+        full = self._writer is not None and self._writer.frames >= self._settings.frames
+        if self._writer is not None and not full:
+            self._writer.add(picture)
+            return
+        self._next.append(picture)
+        if len(self._next) >= self._settings.min_frames:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._close()
+        name = f"{len(self.made):05}.mp4"
+        rate = self._video.rate
+        self._writer = _Writer(self._folder / name, self._size, rate, self._settings)
+        self._write_next(self._writer)
+
+    def _write_next(self, writer: "_Writer") -> None:
+        for picture in self._next:
+            writer.add(picture)
+        self._next.clear()
+
+    def end(self) -> None:
+        """Ends the shot."""
+        if self._writer is not None:
+            self._write_next(self._writer)
+            self._close()
+        self.left_out += len(self._next)
+        self._next.clear()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self.made.append(self._writer.frames)
+            self._writer = None
+
+    def abandon(self) -> None:
+        """Closes a file that an error left open; its piece is incomplete."""
+        if self._writer is not None:
+            self._writer.abandon()
+
+
+def deinterlaced(items: Iterable[Frame | Break]) -> Iterator[Frame | Break]:
     """Yields as many frames, with the lines of one field interpolated where they are interlaced."""
     graph: av.filter.Graph | None = None
-    for frame in decoded:
+    look: Look | None = None
+    waiting: collections.deque[Frame] = collections.deque()
+
+    def finished(graph: av.filter.Graph) -> Iterator[Frame]:
+        """Yields what the filter has finished: it looks ahead by a frame."""
+        with contextlib.suppress(BlockingIOError, EOFError):
+            while True:
+                picture = graph.vpull()
+                yield waiting.popleft()._replace(picture=picture)
+
+    for item in items:
+        if graph is not None and (isinstance(item, Break) or item.look != look):
+            graph.push(None)
+            yield from finished(graph)
+            graph = None
+        if isinstance(item, Break) or (graph is None and not item.picture.interlaced_frame):
+            yield item
+            continue
         if graph is None:
-            graph = av.filter.Graph()
+            graph, look, frame = av.filter.Graph(), item.look, item.picture
             graph.threads = 1
             source = graph.add_buffer(
                 width=frame.width, height=frame.height, format=frame.format, time_base=_TICK
             )
             filters = [graph.add("bwdif", "mode=send_frame:deint=interlaced")]
             graph.link_nodes(source, *filters, graph.add("buffersink")).configure()
-        graph.push(frame)
-        yield from _filtered(graph)
+        waiting.append(item)
+        graph.push(item.picture)
+        yield from finished(graph)
     if graph is not None:
         graph.push(None)
-        yield from _filtered(graph)
+        yield from finished(graph)
 
 
-def _filtered(graph: av.filter.Graph) -> Iterator[VideoFrame]:
-    """Yields what a filter has finished: it looks ahead by a frame."""
-    with contextlib.suppress(BlockingIOError, EOFError):
-        while True:
-            yield graph.vpull()
-
-
-def shrinking(info: Scan, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:
+def shrinking(look: Look, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:
     """Returns what shrinks a frame, turns it upright, and converts it to yuv420p, BT.709."""
     graph = video_frames.FilterGraph()
 
     def filters(frame: VideoFrame) -> list[tuple[str, ...]]:
-        high, wide = settings.size(*_shown(frame, info))
-        if info.rotation % 180 == 90:  # frames are shrunk before they are turned
+        high, wide = settings.size(*look.shown)
+        if look.rotation % 180 == 90:  # frames are shrunk before they are turned
             high, wide = wide, high
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
         options += video_frames.color_options(frame) + video_frames.LIMITED_BT709
-        turns = ((("hflip",),) if info.mirror else ()) + _TURNS.get(info.rotation, ())
+        turns = ((("hflip",),) if look.mirror else ()) + _TURNS.get(look.rotation, ())
         gray = video_frames.gray_as_yuv(frame)
         return [*gray, ("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
 
     return lambda frame: graph(frame, filters)
-
-
-def _shown(frame: VideoFrame, info: Scan) -> tuple[float, float]:
-    """Returns the height and width of a frame as displayed: upright, with square pixels."""
-    high, wide = float(frame.height), frame.width * info.pixel_aspect
-    return (wide, high) if info.rotation % 180 == 90 else (high, wide)
 
 
 class _CutDetector:
@@ -245,10 +310,12 @@ class _CutDetector:
 class _Writer:
     """Encodes one piece."""
 
-    def __init__(self, path: Path, size: tuple[int, int], fps: float, settings: Settings) -> None:
-        self.path, self.size, self.frames = path, size, 0
+    def __init__(
+        self, path: Path, size: tuple[int, int], rate: Fraction, settings: Settings
+    ) -> None:
+        self.path, self.frames = path, 0
         # limit_denominator rounds smaller rates to 0 or 1/1001.
-        rate = max(Fraction(fps or _FPS).limit_denominator(1001), _MIN_RATE)
+        rate = max(Fraction(rate or _FPS).limit_denominator(1001), _MIN_RATE)
         if rate.numerator > _MAX_TICKS:
             rate = Fraction(min(round(rate), _MAX_TICKS))
         self._time_base = 1 / rate

@@ -15,8 +15,8 @@ from typing import Any
 
 from jaxtrain.data.video import files, frames, pieces
 from jaxtrain.data.video.files import PIECES, VideoFile
-from jaxtrain.data.video.packets import INTERLACED, TRAITS
 from jaxtrain.data.video.pieces import Settings
+from jaxtrain.data.video.reader import INTERLACED, TRAITS
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import cache, resumable
 from jaxtrain.jobs.engines import Engine, Worker
@@ -48,7 +48,8 @@ def run(
         part: which of the videos to cut.
 
     Returns:
-        What happened; its totals are ``pieces``, ``frames`` and ``frames_left_out``.
+        What happened; its totals are ``pieces``, ``frames``, ``frames_left_out`` and
+        ``frames_lost``.
 
     Raises:
         InputError: there are no videos, ``out`` cannot be written or has pieces with other
@@ -159,10 +160,14 @@ def _cut(settings: Settings, item: resumable.Item, folder: Path) -> dict[str, An
     notes = [
         f"{item.name} is {trait}: {TRAITS[trait]}" for trait in made.traits if trait != INTERLACED
     ]
+    if made.damage:
+        damage, used = "; it ".join(made.damage), sum(made.pieces)
+        notes.append(f"{item.name} {damage}: {made.lost:,} frames are lost, {used:,} are used")
     return ({"note": "; ".join(notes)} if notes else {}) | {
         "pieces": len(made.pieces),
         "frames": sum(made.pieces),
         "frames_left_out": made.left_out,
+        "frames_lost": made.lost,
         "frames_per_piece": list(made.pieces),
         **dict.fromkeys(made.traits, 1),
     }

@@ -1,6 +1,7 @@
 """Reads a complete video frame by frame, and optionally its audio packets.
 
-It serves commands that process complete files; :mod:`jaxtrain.data.video.decode` decodes.
+It serves commands that process complete files, which must be intact;
+:mod:`jaxtrain.data.video.reader` decodes.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import NamedTuple
 import av
 import numpy as np
 from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
-from jaxtrain.data.video import decode, frames, packets
+from jaxtrain.data.video import frames
+from jaxtrain.data.video.reader import Break, Reader, reason
+from jaxtrain.data.video.reader import Frame as Stored
 from jaxtrain.errors import BadExample, InputError
 
 _DEFAULT_RATE = Fraction(25)  # frames per second of a file with an unknown frame rate
@@ -37,45 +39,33 @@ class Video:
     """A video file that can be read any number of times.
 
     Attributes:
-        height, width: size of an upright frame, in pixels.
-        rate: average number of frames per second.
+        height, width: size of the first upright frame, in pixels.
+        rate: number of frames per second, as declared or as the first ones come.
         start_s: when the first frame is shown or the first sound begins, in seconds.
         time_base: seconds per tick.
         pixel_aspect: width of a pixel of an upright frame divided by its height.
-        frames: number of packets with a frame; decoding may yield a few fewer.
+        frames: number of frames that the headers let expect.
 
     Raises:
-        InputError: the file is missing, has no video, or is shorter than its headers declare.
+        InputError: the file is missing, or has no video.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
+        video = Reader(str(path))
         try:
-            self._info = packets.scan(str(path))
+            look = next(item.look for item in video if isinstance(item, Stored))
         except BadExample as bad:
             raise InputError(f"{bad}: pass an intact video file") from bad
-        self.path = path
-        info = self._info
-        turned = info.rotation % 180 == 90
-        self.height, self.width = (info.width, info.height) if turned else (info.height, info.width)
-        with packets.open_input(str(path)) as container:
-            stream = container.streams[info.stream]
-            assert isinstance(stream, VideoStream)
-            aspect = stream.sample_aspect_ratio or Fraction(1)
-            base = stream.time_base
-            starts = {
-                track.index: track.start_time * track.time_base
-                for track in (stream, *container.streams.audio)
-                if track.start_time is not None and track.time_base is not None
-            }
-        self.rate = Fraction(info.fps).limit_denominator(1001) or _DEFAULT_RATE
-        # Before 0 is what an edit list hides, such as the first samples of AAC.
-        self.start_s = max(Fraction(0), min(starts.values(), default=Fraction(0)))
-        self._first_s = max(Fraction(0), starts.get(info.stream, self.start_s) - self.start_s)
-        self.pixel_aspect = 1 / Fraction(aspect) if turned else Fraction(aspect)
-        self.frames = info.frames
-        # Without keyframes in the scan, time stamps do not determine the display order.
-        self._stamped = bool(info.keyframes) and base is not None
-        self.time_base = Fraction(base) if self._stamped and base else Fraction(1, _TICKS)
+        turned = look.rotation % 180 == 90
+        self.height, self.width = (look.width, look.height) if turned else (look.height, look.width)
+        self.pixel_aspect = 1 / look.pixel_aspect if turned else look.pixel_aspect
+        self.rate = video.rate or _DEFAULT_RATE
+        self.start_s, self._first_s = video.start_s, video.first_s
+        self.frames = video.frames
+        self._shift = 0  # of the time stamps, in ticks
+        self._stamped = video.time_base is not None
+        self.time_base = video.time_base or Fraction(1, _TICKS)
 
     def images(self) -> Iterator[Frame]:
         """Yields all frames, in order.
@@ -93,7 +83,7 @@ class Video:
         Raises:
             InputError: as :meth:`images`.
         """
-        return sum(1 for _ in self._decoded(audio=False))
+        return sum(1 for _ in self._decoded(sound=False))
 
     def items(self, *, sound: bool) -> Iterator[Frame | av.Packet]:
         """Yields all frames, and with ``sound`` the audio packets in the order of the file.
@@ -104,22 +94,29 @@ class Video:
         Raises:
             InputError: as :meth:`images`.
         """
-        convert = frames.FullFrames(self._info)
+        convert: frames.FullFrames | None = None
         clocks: dict[int, _Clock] = {}
-        number, last = 0, -1
-        for item in self._decoded(audio=sound):
-            if isinstance(item, VideoFrame):
+        number, last, self._shift = 0, -1, 0
+        for item in self._decoded(sound=sound):
+            if isinstance(item, Stored):
                 last = self._stamp(item, number, last)
                 number += 1
-                yield Frame(self._converted(convert, item), last)
+                convert = convert or frames.FullFrames(item.look)
+                yield Frame(self._converted(convert, item.picture), last)
             else:
                 clocks.setdefault(item.stream_index, _Clock(item, self.start_s)).set(item)
                 if not _is_hidden(item):
                     yield item
 
-    def _decoded(self, *, audio: bool) -> Iterator[VideoFrame | av.Packet]:
+    def _decoded(self, *, sound: bool) -> Iterator[Stored | av.Packet]:
+        number = 0
         try:
-            yield from decode.items(str(self.path), self._info, audio=audio, threads="AUTO")
+            for item in Reader(str(self.path), sound=sound, threads="AUTO"):
+                if not isinstance(item, Break):
+                    number += isinstance(item, Stored)
+                    yield item
+                elif item.reason and number:
+                    raise BadExample(str(self.path), f"{item.reason}, behind frame {number - 1:,}")
         except BadExample as bad:
             raise InputError(f"{bad}: repair or replace the file") from bad
 
@@ -129,14 +126,18 @@ class Video:
         except (av.FFmpegError, MemoryError) as error:
             raise InputError(
                 f"{self.path}: a frame of {frame.width}x{frame.height} {frame.format.name} cannot "
-                f"be converted to RGB ({packets.reason(error)}): convert the file with FFmpeg"
+                f"be converted to RGB ({reason(error)}): convert the file with FFmpeg"
             ) from error
 
-    def _stamp(self, frame: VideoFrame, number: int, last: int) -> int:
+    def _stamp(self, frame: Stored, number: int, last: int) -> int:
+        usual = round(1 / (self.rate * self.time_base))
         if not self._stamped or frame.pts is None:
             ticks = round((self._first_s + number / self.rate) / self.time_base)
         else:
-            ticks = frame.pts - round(self.start_s / self.time_base)
+            ticks = frame.pts - round(self.start_s / self.time_base) + self._shift
+            if number and ticks < last - 2 * usual:  # another recording
+                self._shift += last + usual - ticks
+                ticks = last + usual
         return ticks if number == 0 else max(ticks, last + 1)
 
 

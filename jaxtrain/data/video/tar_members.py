@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain.data.video.packets import Span
+from jaxtrain.data.video.reader import Span
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import cache
 from jaxtrain.storage import disks

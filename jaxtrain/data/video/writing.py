@@ -11,7 +11,7 @@ import av
 from av.audio.stream import AudioStream
 from av.video.reformatter import ColorRange, Colorspace
 
-from jaxtrain.data.video import frames, packets
+from jaxtrain.data.video import frames, reader
 from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, disks
@@ -144,7 +144,7 @@ def writing(
     with contextlib.ExitStack() as inputs:
         sound: list[AudioStream] = []
         if sound_of is not None:
-            source = inputs.enter_context(packets.open_input(str(sound_of.path)))
+            source = inputs.enter_context(reader.open_input(str(sound_of.path)))
             sound = list(source.streams.audio)
         try:
             with atomic.appearing(path) as beside, _opened(beside) as container:
@@ -160,7 +160,7 @@ def writing(
                 yield writer
                 writer.finish()
         except (av.FFmpegError, OSError) as error:
-            raise disks.unwritable(path, packets.reason(error)) from error
+            raise disks.unwritable(path, reader.reason(error)) from error
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import pytest
 from av.video.frame import VideoFrame
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import decode, frames, index, packets, pieces, reading
+from jaxtrain.data.video import decode, frames, index, packets, pieces, reader, reading
 from jaxtrain.errors import BadExample
 
 FRAMES, CLIP = 48, 8
@@ -340,7 +340,7 @@ def test_hdr_and_interlaced_videos_are_named(
         warnings = [line for line in said if line.startswith("warning")]
         assert warnings == [
             f"warning: 1 of 1 videos of --data.path are {trait}, such as a.mp4: "
-            f"{packets.TRAITS[trait]}"
+            f"{reader.TRAITS[trait]}"
             for trait in traits
         ]
 

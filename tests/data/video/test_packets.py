@@ -10,7 +10,7 @@ import av
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import decode, packets, pieces
+from jaxtrain.data.video import decode, packets, pieces, reader
 from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import BadExample, InputError
 
@@ -174,14 +174,15 @@ def test_a_playlist_reads_no_other_file(tmp_path: Path) -> None:
 
 
 def test_ffmpeg_knows_the_formats() -> None:
-    assert not set(packets.FORMATS) - set(av.formats_available)
+    assert not set(reader.FORMATS) - set(av.formats_available)
 
 
 def test_a_declared_size_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(sample.write(tmp_path / "a.mp4", 12))
-    monkeypatch.setattr(packets, "MAX_PIXELS", 64 * 128)  # the decoder pads
+    for module in (packets, reader):
+        monkeypatch.setattr(module, "MAX_PIXELS", 64 * 128)  # the decoder pads
     assert packets.scan(path).frames == 12
-    monkeypatch.setattr(packets, "MAX_PIXELS", 64 * 96 - 1)
+    monkeypatch.setattr(reader, "MAX_PIXELS", 64 * 96 - 1)
     with pytest.raises(BadExample, match="is 96x64: more than 6,143 pixels per frame"):
         packets.scan(path)
 
@@ -193,16 +194,18 @@ def test_frames_that_grow_beyond_the_limit_are_not_decoded(
     path = sample.growing(tmp_path / "a.ts", (64, 96), (640, 960))
     info = packets.scan(str(path))
     assert decode.verify(str(path), info).broken is None
-    monkeypatch.setattr(packets, "MAX_PIXELS", 10_000)  # the decoder pads
+    for module in (packets, reader):
+        monkeypatch.setattr(module, "MAX_PIXELS", 10_000)  # the decoder pads
     assert decode.verify(str(path), info).broken
     sample.decoded(str(path), info, [3, 4])
     with pytest.raises(BadExample, match="cannot be decoded"):
         sample.decoded(str(path), info, [3, 180])
-    with pytest.raises(InputError, match=r"decoding fails|can be decoded"):
+    with pytest.raises(InputError, match=r"more than 10,000 pixels|cannot be decoded"):
         list(Video(path).images())
     (tmp_path / "out").mkdir()
-    with pytest.raises(BadExample, match=r"decoding fails|can be decoded"):
-        pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
+    cut = pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
+    assert cut.damage
+    assert sum(cut.pieces) < info.frames
 
 
 def test_pixels_with_an_extreme_aspect_ratio_are_rejected(tmp_path: Path) -> None:
