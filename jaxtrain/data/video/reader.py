@@ -527,7 +527,7 @@ class _Frames:
         yield self._frame(number, picture)
 
     def _break(self) -> Break:
-        """Returns why frames were lost since the last one. Leading frames alone do not count as damage."""
+        """Returns why frames were lost since the last one; leading frames count as intact."""
         texts = [text for text in self._why if text != _BEFORE]
         lost, self._lost = self._lost, 0
         self._why.clear()
