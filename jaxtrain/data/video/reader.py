@@ -397,9 +397,7 @@ class _Frames:
         if self._context.name in _WITHOUT_ZEROS and _ZEROS.search(packet):
             self._damage(number, "has zeros in place of data")
         if (gap < 0 or gap > _RECENT) and packet.is_keyframe:
-            self._marked = (
-                None  # one of the last before another recording, all complete
-            )
+            self._marked = None  # one of the last before another recording, all complete
         self._judge_marked(number - _MARKED_BEFORE)
         if packet.is_corrupt and self._marked is None:
             self._marked = number
