@@ -3,7 +3,8 @@
 A path is a folder (read recursively), one video file, one uncompressed ``.tar`` of videos, a
 pattern of tars (``shards-{000..127}.tar``), or a list of files and tars:
 
-* ``.txt``: one path per line; empty lines and lines that start with # are ignored
+* ``.txt``: one path per line; empty lines are ignored, and lines that start with #, unless a file
+  has that name
 * ``.csv``: with a column ``path``
 * ``.jsonl``: a path, or an object with ``path``, per line
 
@@ -33,15 +34,21 @@ from jaxtrain.jobs import record, resumable
 from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
-SUFFIXES = frozenset((".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gif", ".ivf"))
-SUFFIXES |= frozenset((".m2ts", ".m2v", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"))
-SUFFIXES |= frozenset((".mxf", ".ogv", ".qt", ".ts", ".vob", ".webm", ".wmv", ".y4m"))
-"""Of the formats that :data:`jaxtrain.data.video.packets.FORMATS` reads."""
+SUFFIXES = frozenset((".264", ".265", ".3g2", ".3gp", ".asf", ".avc", ".avi", ".dv", ".f4v"))
+SUFFIXES |= frozenset((".flv", ".gif", ".h264", ".h265", ".hevc", ".insv", ".ivf", ".m1v"))
+SUFFIXES |= frozenset((".m2ts", ".m2v", ".m4v", ".mkv", ".mod", ".mov", ".mp4", ".mpeg", ".mpg"))
+SUFFIXES |= frozenset((".mpv", ".mts", ".mxf", ".ogv", ".qt", ".tod", ".ts", ".vob", ".webm"))
+SUFFIXES |= frozenset((".wmv", ".y4m"))
+"""Of the formats that :data:`jaxtrain.data.video.reader.FORMATS` reads and cameras write."""
+IMAGES = frozenset((".jpeg", ".jpg", ".png", ".webp"))
+"""Videos of one frame."""
+# Beside videos, these are posters, thumbnails, and a camera's small copies, and are not read.
+_BESIDE = IMAGES | {".lrv"}
 LISTS = frozenset((".jsonl", ".csv", ".txt"))
 _KINDS = 5  # of other files, in a message
 _AT_ONCE = 16  # requests for the versions of objects
 _OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
-_KNOWN = SUFFIXES | {tar_members.SUFFIX}
+_KNOWN = SUFFIXES | _BESIDE | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 PIECES = ".pieces"
 """Suffix of a folder with the prepared clips of one video."""
@@ -133,7 +140,7 @@ def find(
     wanted = {
         file.url: file.version
         for file in given
-        if file.url and (fetch_videos or _suffix(file.url) not in SUFFIXES)
+        if file.url and (fetch_videos or _suffix(file.url) == tar_members.SUFFIX)
     }
     copies = remote.fetch(wanted, cache_root, flag, say)
     in_folder = [
@@ -193,7 +200,13 @@ def _at_url(url: str, flag: str) -> tuple[list[VideoFile], str]:
         for file, version in remote.list_folder(url, flag).items()
         if is_file(file)
     ]
-    return files, "pass a video, a .tar, or a folder of a bucket"
+    return _of_one_kind(files), "pass a video, a .tar, or a folder of a bucket"
+
+
+def _of_one_kind(files: list[VideoFile]) -> list[VideoFile]:
+    """Returns the videos and tars of a folder or tar, or if there are none, all files."""
+    videos = [file for file in files if os.path.splitext(file.name)[1].lower() not in _BESIDE]
+    return videos or files
 
 
 def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[VideoFile], str]:
@@ -203,12 +216,16 @@ def _on_disk(path: str, flag: str, say: Callable[[str], None]) -> tuple[list[Vid
     if os.path.isdir(top):
         if problem := listing.in_run(top, flag):
             raise InputError(problem)
-        files, ignored = [], collections.Counter[str]()
-        for file in listing.files(top, say):
-            if file.suffix.lower() in _KNOWN:
-                files.append(VideoFile(file.relative_to(top).as_posix(), str(file)))
-            elif file.relative_to(top).as_posix() not in _OF_JAXTRAIN:
-                ignored[file.suffix.lower() or "without a suffix"] += 1
+        listed = [(file, file.relative_to(top).as_posix()) for file in listing.files(top, say)]
+        files = _of_one_kind(
+            [VideoFile(name, str(file)) for file, name in listed if file.suffix.lower() in _KNOWN]
+        )
+        read = {file.name for file in files}
+        ignored = collections.Counter(
+            file.suffix.lower() or "without a suffix"
+            for file, name in listed
+            if name not in read and name not in _OF_JAXTRAIN
+        )
         if files and ignored:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in ignored.most_common(_KINDS))
             more = ", ..." if len(ignored) > _KINDS else ""
@@ -251,13 +268,14 @@ def _with_tar_members(file: VideoFile, flag: str, cache_root: Path) -> Iterator[
             raise
         remote.discard(file.path)
         raise InputError(f"{flag} {file.name}: {error}; {_REMOVED}") from None
+    inside = []
     for member, span in members:
         member = member.removeprefix("./")
         hidden = any(part.startswith(".") for part in member.split("/"))
-        if os.path.splitext(member)[1].lower() in SUFFIXES and not hidden:
-            yield file._replace(
-                name=f"{file.name}/{member}", path=f"{file.path}/{member}", span=span
-            )
+        if os.path.splitext(member)[1].lower() in SUFFIXES | _BESIDE and not hidden:
+            name, path = f"{file.name}/{member}", f"{file.path}/{member}"
+            inside.append(file._replace(name=name, path=path, span=span))
+    yield from _of_one_kind(inside)
 
 
 def _distinct(videos: Iterable[VideoFile], flag: str, path: str) -> dict[str, VideoFile]:
@@ -313,7 +331,7 @@ def _entries(path: Path, where: str) -> Iterator[str]:
                 raw = list(csv.DictReader(io.StringIO(text)))
             case _:
                 lines = [line.strip(" \t") for line in text.split("\n")]
-                raw = [line for line in lines if line and not line.startswith("#")]
+                raw = [line for line in lines if line and not _is_comment(line, path)]
                 if raw and not any(map(_looks_like_an_entry, raw)):
                     raise InputError(
                         f"{where} is not a list of videos: none of its {len(raw):,} lines ends "
@@ -331,6 +349,13 @@ def _entries(path: Path, where: str) -> Iterator[str]:
                 f"{reprlib.repr(item)}"
             )
         yield entry
+
+
+def _is_comment(line: str, path: Path) -> bool:
+    """Returns whether a line of a .txt list is a comment, not a name such as "#shorts 1.mp4"."""
+    return line.startswith("#") and not (
+        _looks_like_an_entry(line) and os.path.exists(path.parent / line)
+    )
 
 
 def _looks_like_an_entry(line: str) -> bool:

@@ -107,6 +107,7 @@ _STANDARD_RATES = tuple(Fraction(rate) for rate in ("24000/1001", "30000/1001", 
 _RATE_SLACK = Fraction(1, 10_000)  # of these and whole numbers, besides the rounding of stamps
 _LEAST_RATIO = Fraction(2, 5)
 _TIMED = 64  # packets
+_OF_IMAGES = (".jpeg", ".jpg", ".png", ".webp")
 _WITH_MOVIES = (".mp4", ".mov", ".m4v", ".qt", ".3gp", ".3g2", ".f4v")
 _WITHOUT_STAMPS = ("avi", "asf")
 
@@ -797,7 +798,9 @@ class _Source:
     """
 
     def __init__(self, path: str, span: Span | None) -> None:
-        self.name = local(path)
+        # By these suffixes, FFmpeg takes a file for one of numbered images, and would open others.
+        stem, suffix = os.path.splitext(local(path))
+        self.name = stem if suffix.lower() in _OF_IMAGES else local(path)
         self.error: Exception | None = None
         self._path = path
         self._file = path if span is None else span.file

@@ -37,6 +37,32 @@ def test_a_folder_is_read_recursively_by_suffix(tmp_path: Path) -> None:
     assert lines[-1].endswith(": ignored 6 other files (.txt 3, .json 2, without a suffix 1)")
 
 
+def test_images_are_read_where_no_videos_are(tmp_path: Path) -> None:
+    """Beside videos, they are posters; a camera's small copies are so, too."""
+    _touch(tmp_path, "with/a.mp4", "with/a.jpg", "with/A.LRV", "images/b.JPG", "images/c/d.png")
+    _touch(tmp_path, "camera/a.lrv")
+    lines: list[str] = []
+    found = files.find(str(tmp_path / "with"), "--data.path", tmp_path, lines.append)
+    assert [video.name for video in found] == ["a.mp4"]
+    assert ": ignored 2 other files (" in lines[-1]
+    assert ".jpg 1" in lines[-1]
+    assert _names(tmp_path / "images") == ["b.JPG", "c/d.png"]
+    assert _names(tmp_path / "camera") == ["a.lrv"]
+    with tarfile.open(tmp_path / "images.tar", "w") as tar:
+        tar.add(tmp_path / "images", "images")
+    assert _names(tmp_path / "images.tar") == [
+        "images.tar/images/b.JPG",
+        "images.tar/images/c/d.png",
+    ]
+
+
+def test_a_name_in_a_list_may_begin_with_a_number_sign(tmp_path: Path) -> None:
+    _touch(tmp_path, "#shorts 1.mp4", "a.mp4")
+    text = "# a comment\n#shorts 1.mp4\n#gone.mp4\na.mp4\n"
+    (tmp_path / "list.txt").write_text(text, encoding="utf-8")
+    assert _names(tmp_path / "list.txt") == ["#shorts 1.mp4", "a.mp4"]
+
+
 def test_files_that_jaxtrain_writes_beside_videos_are_not_counted(tmp_path: Path) -> None:
     _touch(tmp_path, "a.mp4", "notes.txt", resumable.REPORT, record.NAME)
     lines: list[str] = []

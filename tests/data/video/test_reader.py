@@ -8,6 +8,7 @@ from typing import Any
 
 import av
 import numpy as np
+import PIL.Image
 import pytest
 from data.video import sample_videos as sample
 
@@ -328,6 +329,18 @@ def test_messages_of_cameras_do_not_count_as_damage(tmp_path: Path, suffix: str)
     numbers, breaks, _ = read(copied(whole, tmp_path / f"a.{suffix}", change))
     assert numbers == list(range(24))
     assert breaks == []
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "webp"])
+def test_an_image_is_a_video_of_one_frame(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"1.{suffix}"
+    PIL.Image.fromarray(sample.numbered(77)).save(path)
+    numbers, breaks, (look,) = read(path)
+    assert (numbers, breaks) == ([77], [])
+    assert (look.height, look.width) == (sample.HEIGHT, sample.WIDTH)
+    settings = pieces.Settings(height=64, width=96, frames=1, min_frames=1, min_side=16)
+    (tmp_path / "out").mkdir()
+    assert pieces.cut(str(path), None, tmp_path / "out", settings).pieces == (1,)
 
 
 CODECS: dict[str, dict[str, str]] = {
