@@ -2,8 +2,11 @@
 
 import dataclasses
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import commands
@@ -220,6 +223,8 @@ def import_from(flags: commands.Import) -> int:
         model = weights.load(flags.source).model
         if model.task != "reconstruct":
             raise load.cannot(model, "import", "reconstruct", source=flags.source)
+    elif (kind := from_file.recognized(tensors)) is not None:
+        return _import_recognized(flags, kind.guess(tensors, str(flags.source)), tensors)
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
     model = _changed(model, flags)
@@ -233,10 +238,28 @@ def import_from(flags: commands.Import) -> int:
     return 0
 
 
-def _import_folder(flags: commands.Import) -> int:
+def _import_recognized(
+    flags: commands.Import, model: Any, tensors: Mapping[str, np.ndarray]
+) -> int:
+    _refuse_shapes(flags, "a small video autoencoder")
+    params = model.from_weights(tensors, str(flags.source))
+    weights.save(flags.target, model, params)
+    fields = ", ".join(f"{name} {value}" for name, value in from_file.in_weights(model).items())
+    terminal.out(
+        f"{flags.source}: {from_file.name_of(model)}, {fields}; "
+        f"{state.parameter_count(params):,} parameters\nwrote {flags.target}"
+    )
+    return 0
+
+
+def _refuse_shapes(flags: commands.Import, other: str) -> None:
     given = [f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)]
     if given:
-        raise InputError(f"{flags.source} is not a video autoencoder: drop {', '.join(given)}")
+        raise InputError(f"{flags.source} is not {other}: drop {', '.join(given)}")
+
+
+def _import_folder(flags: commands.Import) -> int:
+    _refuse_shapes(flags, "a video autoencoder")
     if flags.target.suffix in tensor_files.ENDINGS:
         raise InputError(
             f"OUT {flags.target} must be a folder, because {flags.source} is one, with a tokenizer"

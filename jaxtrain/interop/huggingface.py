@@ -182,7 +182,7 @@ def write_diffusers(folder: Path, model: Any, params: Mapping[str, np.ndarray]) 
     """Writes a model for diffusers, as :func:`write` does; returns the number of elements."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SETTINGS).unlink(missing_ok=True)
-    tensors = model.to_weights(params)
+    tensors = model.to_transformers(params)
     tensor_files.write(folder / _DIFFUSERS, tensors, {"format": "pt"})
     atomic.write_whole(folder / SETTINGS, _json(model.to_settings()))
     return sum(tensor.size for tensor in tensors.values())

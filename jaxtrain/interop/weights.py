@@ -93,7 +93,7 @@ def load(
     if ABOUT in about:
         model = from_file.model_config(from_file.parse(about[ABOUT], str(source)), str(source))
     else:
-        kind = from_file.config_class(guess() or "")
+        kind = from_file.recognized(tensors) or from_file.config_class(guess() or "")
         if kind is None or not kind.tiny().has_weights:
             raise InputError(
                 f"{source} has no model config: convert it with {invocation.program()} import "

@@ -215,7 +215,8 @@ class ModelConfig(bounds.Section):
         return None
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
-        """Returns the names of parameters elsewhere: the original's first, transformers' last.
+        """Returns the names of parameters elsewhere: the original's first, those of folders of
+        transformers or diffusers last.
 
         () if there are none, so that the model has no ``export``.
         """
@@ -261,7 +262,7 @@ class ModelConfig(bounds.Section):
         return self.weight_tables()[0].outward(params)
 
     def to_transformers(self, params: Tensors) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to transformers' names and layout."""
+        """Converts parameters by dotted path to the names and layout of :meth:`has_folder`."""
         return self.weight_tables()[-1].outward(params)
 
     def from_weights(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
@@ -289,6 +290,11 @@ class ModelConfig(bounds.Section):
             else "Use the config that it was trained with"
         )
         return table.inward(tensors, expected, source, cure)
+
+    @classmethod
+    def recognizes(cls, tensors: Tensors) -> bool:
+        """Returns whether weights without a config are certainly of this model, by their names."""
+        return False
 
     @classmethod
     def guess(cls, tensors: Tensors, source: str) -> Self:

@@ -42,6 +42,16 @@ def configs() -> Iterator[tuple[str, type[Any]]]:
             yield name, kind
 
 
+def recognized(tensors: Mapping[str, Any]) -> type[Any] | None:
+    """Returns the ``Config`` class of weights without a config, if their names tell it."""
+    return next((kind for _, kind in configs() if kind.recognizes(tensors)), None)
+
+
+def in_weights(model: Any) -> dict[str, Any]:
+    """Returns the fields that set the shapes of a model's arrays."""
+    return {name: getattr(model, name) for name in model.in_weights}
+
+
 def name_of(model: Any) -> str:
     """Returns the short name of a config's model, such as ``gpt``."""
     return str(config.to_dict(model)["class"])

@@ -18,6 +18,7 @@ space, Z latent channels.
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,7 @@ _SPACE_FACTOR = 2 ** len(_TIME)
 _EPSILON = 1e-12
 _ENCODING = ("encoder.", "quant_conv.")
 _LISTED = 4
+_COLORS = 3
 
 Memory = Any
 """What the frames before leave for a layer: nested tuples of arrays. None is before the first."""
@@ -574,8 +576,10 @@ def _pixels(x_BTHWC: jax.Array, side: int) -> jax.Array:
     return x.transpose(0, 1, 2, 6, 3, 5, 4).reshape(b, t, h * side, w * side, -1)
 
 
-def table(sizes: Architecture, *, decodes: bool) -> tuple[WeightTable, dict[str, tuple[int, ...]]]:
-    """Returns the names in diffusers, and the shapes of our arrays by dotted path."""
+def table(
+    sizes: Architecture, *, decodes: bool, own: bool = False
+) -> tuple[WeightTable, dict[str, tuple[int, ...]]]:
+    """Returns the names in diffusers, or Wan's own, and the shapes of our arrays by dotted path."""
     module = nnx.eval_shape(lambda: WanVae(sizes, decodes=decodes))
     rows, shapes = [], {}
     for path, leaf in nnx.to_flat_state(nnx.state(module, FromFile)):
@@ -584,9 +588,52 @@ def table(sizes: Architecture, *, decodes: bool) -> tuple[WeightTable, dict[str,
             name = ours.replace(".kernel", ".weight").replace(".resample.", ".resample.1.")
             if "quant_conv." in name:  # beside the encoder and the decoder
                 name = name.partition(".")[2]
+            if own:
+                name = own_name(name, sizes.version)
             rows.append(Row(name, ours, _layout(theirs, leaf.shape)))
             shapes[ours] = leaf.shape
     return WeightTable(rows=tuple(rows)), shapes
+
+
+# Parts of the names in Wan's own files, for the same parts in diffusers.
+_OWN_PARTS = {
+    "conv_in": "conv1",
+    "norm_out": "head.0",
+    "conv_out": "head.2",
+    "norm1": "residual.0",
+    "conv1": "residual.2",
+    "norm2": "residual.3",
+    "conv2": "residual.6",
+    "conv_shortcut": "shortcut",
+    "quant_conv": "conv1",
+    "post_quant_conv": "conv2",
+}
+
+
+def own_name(name: str, version: Version) -> str:
+    """Returns the name of an array in Wan's own files, which ComfyUI's users have, too.
+
+    The source is github.com/Wan-Video: Wan2.1's wan/modules/vae.py, which has all layers in one
+    list, and Wan2.2's wan/modules/vae2_2.py, with a list for each block.
+
+    Args:
+        name: in diffusers.
+        version: of the network.
+    """
+    inside = r"\.(?:resnets\.(\d)|(?:down|up)samplers?(?:\.0)?)"
+    block = re.fullmatch(rf"(.*)(down|up)_blocks\.(\d+)({inside})?(\..*)", name)
+    if block is not None:
+        start, way, number, inner, layer, rest = block.groups()
+        last = _BLOCKS + (way == "up")  # the layer that changes the size
+        at = last if layer is None else int(layer)
+        if version == "wan2.2":
+            place = f"{number}.{way}samples.{at}"
+        else:  # in diffusers, too, the encoder has one list
+            place = str((last + 1) * int(number) + at) if inner else number
+        name = f"{start}{way}samples.{place}{rest}"
+    name = name.replace("mid_block.attentions.0", "middle.1")
+    name = re.sub(r"mid_block\.resnets\.(\d)", lambda part: f"middle.{2 * int(part[1])}", name)
+    return ".".join(_OWN_PARTS.get(part, part) for part in name.split("."))
 
 
 def _layout(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Layout:
@@ -649,6 +696,11 @@ def read(
 
 def _settings(folder: Path, what: str) -> Mapping[str, Any]:
     path = folder / SETTINGS
+    if folder.is_file():
+        raise InputError(
+            f"{what} is a file: pass a folder of {CLASS}, which `import` and then `export --format "
+            "hf` make of a weights file of Wan's autoencoder"
+        )
     if not path.is_file():
         below = folder / "vae"
         near = f"pass {below}" if (below / SETTINGS).is_file() else f"pass a folder of {CLASS}"
@@ -661,6 +713,28 @@ def _settings(folder: Path, what: str) -> Mapping[str, Any]:
     if kind != CLASS:
         raise InputError(f"{what} has the class {errors.shown(kind)}: pass a folder of {CLASS}")
     return settings
+
+
+def sizes_of(tensors: Mapping[str, np.ndarray]) -> Architecture | None:
+    """Returns the sizes of a network with these arrays, by Wan's own names; None for others."""
+    first, last, latents, code = (
+        tensors.get(name)
+        for name in (
+            "encoder.conv1.weight",
+            "decoder.head.2.weight",
+            "conv2.weight",
+            "encoder.downsamples.0.downsamples.0.residual.2.weight",
+        )
+    )
+    if first is None or last is None or latents is None or {first.ndim, last.ndim} != {5}:
+        return None
+    version: Version = "wan2.1" if code is None else "wan2.2"
+    return dataclasses.replace(
+        VERSIONS[version],
+        width=first.shape[0],
+        decoder_width=last.shape[1],
+        latent_channels=latents.shape[0],
+    )
 
 
 def to_settings(
@@ -678,8 +752,8 @@ def to_settings(
         "attn_scales": [],
         "dropout": 0.0,
         "is_residual": sizes.residual,
-        "in_channels": 3 * sizes.patch_size**2,
-        "out_channels": 3 * sizes.patch_size**2,
+        "in_channels": _COLORS * sizes.patch_size**2,
+        "out_channels": _COLORS * sizes.patch_size**2,
         "patch_size": sizes.patch_size if sizes.patch_size > 1 else None,
         "scale_factor_temporal": TIME_FACTOR,
         "scale_factor_spatial": sizes.space_factor,
@@ -756,7 +830,10 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
         "num_res_blocks": settings.get("num_res_blocks", _BLOCKS),
         "temperal_downsample": settings.get("temperal_downsample", list(_TIME)),
         "attn_scales": settings.get("attn_scales", []),
+        "in_channels": settings.get("in_channels", _COLORS),
+        "out_channels": settings.get("out_channels", _COLORS),
     }
+    colors = _COLORS * sizes.patch_size**2
     expected = {
         "is_residual": sizes.residual,
         "patch_size": sizes.patch_size,
@@ -767,6 +844,8 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
         "num_res_blocks": _BLOCKS,
         "temperal_downsample": list(_TIME),
         "attn_scales": [],
+        "in_channels": colors,
+        "out_channels": colors if decodes else actual["out_channels"],
     }
     return [
         f"{name} {errors.shown(actual[name])} instead of {expected[name]}"

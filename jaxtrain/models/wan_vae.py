@@ -226,21 +226,49 @@ class Config(ReconstructionConfig):
         return WanAutoencoder(self, rngs)
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
-        """Returns the names of diffusers; the discriminator has none."""
-        return (wan_network.table(self.sizes, decodes=True)[0],)
+        """Returns Wan's own names, and those of diffusers; the discriminator has none."""
+        return tuple(
+            wan_network.table(self.sizes, decodes=True, own=own)[0] for own in (True, False)
+        )
+
+    @classmethod
+    def recognizes(cls, tensors: Tensors) -> bool:
+        """Returns whether the arrays have Wan's own names."""
+        return wan_network.sizes_of(tensors) is not None
 
     @classmethod
     def guess(cls, tensors: Tensors, source: str) -> "Config":
-        """Refuses weights without a config: statistics of latents do not follow from them.
+        """Infers the config from a file with Wan's own names; the clip size is arbitrary.
 
         Raises:
-            InputError: always.
+            InputError: they are those of another network, or of one that was not published, whose
+                statistics of latents do not follow from the arrays.
         """
-        raise InputError(
-            f"{source}: the mean and deviation of the latents do not follow from its "
-            f"{len(tensors)} arrays: pass the folder that has them together with their "
-            f"{wan_network.SETTINGS}"
-        )
+        sizes = wan_network.sizes_of(tensors)
+        if sizes is None or len(PUBLISHED[sizes.version][0]) != sizes.latent_channels:
+            raise InputError(
+                f"{source}: the mean and deviation of the latents do not follow from its "
+                f"{len(tensors)} arrays: pass the folder that has them together with their "
+                f"{wan_network.SETTINGS}"
+            )
+        return cls._of(sizes, source)
+
+    @classmethod
+    def _of(cls, sizes: Architecture, source: str, **more: Any) -> "Config":
+        side = 2 * sizes.space_factor
+        try:
+            return cls(
+                frames=1 + TIME_FACTOR,
+                height=side,
+                width=side,
+                version=sizes.version,
+                latent_channels=sizes.latent_channels,
+                encoder_width=sizes.width,
+                decoder_width=sizes.decoder_width,
+                **more,
+            )
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the config.json of diffusers."""
@@ -254,21 +282,8 @@ class Config(ReconstructionConfig):
             InputError: it describes another network.
         """
         sizes, (mean, deviation) = wan_network.from_settings(content, source)
-        side = 2 * sizes.space_factor
-        try:
-            return cls(
-                frames=1 + TIME_FACTOR,
-                height=side,
-                width=side,
-                version=sizes.version,
-                latent_channels=sizes.latent_channels,
-                encoder_width=sizes.width,
-                decoder_width=sizes.decoder_width,
-                latents_mean=tuple(mean),
-                latents_std=tuple(deviation),
-            )
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from error
+        statistics = {"latents_mean": tuple(mean), "latents_std": tuple(deviation)}
+        return cls._of(sizes, source, **statistics)
 
     @classmethod
     def tiny(cls) -> "Config":

@@ -143,7 +143,13 @@ def changed(folder: Path, target: Path, **settings: Any) -> Path:
         ({"_class_name": "AutoencoderKL"}, r"class 'AutoencoderKL': pass a folder of Autoen"),
         ({"z_dim": 16}, r"\(z_dim 16 instead of 4\): pass the folder of wan2.2's autoencoder"),
         (
-            {"is_residual": False, "patch_size": None, "z_dim": 16, "base_dim": 96},
+            {
+                "is_residual": False,
+                "patch_size": None,
+                "z_dim": 16,
+                "base_dim": 96,
+                "in_channels": 3,
+            },
             r"is_residual .* pass --model.teacher.network wan2.1 --model.latent_channels 16 "
             r"--model.patch_size 1",
         ),

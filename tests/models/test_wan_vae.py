@@ -14,11 +14,12 @@ import pytest
 from models import wan_weights
 from training import toy
 
-from jaxtrain import config
+from jaxtrain import config, main
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import from_file, wan_network, wan_vae
 from jaxtrain.models.video_ae import streaming
+from jaxtrain.storage import tensor_files
 from jaxtrain.training.state import ModelDefinition
 
 TINY = dataclasses.replace(wan_vae.Config.tiny(), freeze=("encoder",))
@@ -210,3 +211,98 @@ def test_a_run_starts_only_from_a_folder_of_its_network(folder: Path, tmp_path: 
         wan_vae.Config.from_settings(settings, "x")
     with pytest.raises(InputError, match=r"pass the folder that has them together with their conf"):
         wan_vae.Config.guess({}, "x")
+
+
+def own_names(version: wan_network.Version) -> set[str]:
+    """Lists the names of Wan's own files, as its modules nest."""
+    block = [f"residual.{place}" for place in (0, 2, 3, 6)]
+    attention = ["norm", "to_qkv", "proj"]
+    layers = ["conv1", "conv2"]
+    for side, changes in (("encoder", [0, 1, 1]), ("decoder", [1, 1, 0])):
+        way = "down" if side == "encoder" else "up"
+        layers += [f"{side}.{name}" for name in ("conv1", "head.0", "head.2")]
+        layers += [f"{side}.middle.{at}.{name}" for at in (0, 2) for name in block]
+        layers += [f"{side}.middle.1.{name}" for name in attention]
+        depth = 2 if side == "encoder" else 3
+        flat = 0
+        for stage in range(4):
+            for at in range(depth + (stage < 3)):
+                place = f"{stage}.{way}samples.{at}" if version == "wan2.2" else str(flat)
+                flat += 1
+                layer = f"{side}.{way}samples.{place}"
+                if at < depth:
+                    layers += [f"{layer}.{name}" for name in block]
+                else:
+                    timed = ["time_conv"] if changes[stage] else []
+                    layers += [f"{layer}.{name}" for name in ("resample.1", *timed)]
+        shortcuts = {
+            ("wan2.1", "encoder"): ["3", "6"],
+            ("wan2.1", "decoder"): ["4"],
+            ("wan2.2", "encoder"): ["1.downsamples.0", "2.downsamples.0"],
+            ("wan2.2", "decoder"): ["2.upsamples.0", "3.upsamples.0"],
+        }[version, side]
+        layers += [f"{side}.{way}samples.{place}.shortcut" for place in shortcuts]
+    norms = (".residual.0", ".residual.3", ".norm", "head.0")
+    return {
+        f"{layer}.{part}"
+        for layer in layers
+        for part in (("gamma",) if layer.endswith(norms) else ("weight", "bias"))
+    }
+
+
+@pytest.mark.parametrize("version", wan_network.VERSIONS)
+def test_the_names_of_wans_own_files(version: wan_network.Version) -> None:
+    table, shapes = wan_network.table(wan_network.VERSIONS[version], decodes=True, own=True)
+    assert set(table.shapes(shapes)) == own_names(version)
+
+
+@pytest.mark.parametrize("version", wan_network.VERSIONS)
+def test_wans_own_files_are_recognized(version: wan_network.Version, tmp_path: Path) -> None:
+    """A narrow network; of the published one, the file has more than 500 MB."""
+    latents = len(wan_vae.PUBLISHED[version][0])
+    sizes = dataclasses.replace(
+        wan_network.VERSIONS[version], width=8, decoder_width=8, latent_channels=latents
+    )
+    theirs = wan_weights.tensors(sizes)
+    file = tmp_path / "Wan_VAE.safetensors"
+    own = {wan_network.own_name(name, version): array for name, array in theirs.items()}
+    tensor_files.write(file, own, {})
+    stored = weights.load(file)
+    model = stored.model
+    assert isinstance(model, wan_vae.Config)
+    assert (model.version, model.latent_channels, model.mean) == (
+        version,
+        latents,
+        wan_vae.PUBLISHED[version][0],
+    )
+    assert model.to_transformers(stored.params).keys() == theirs.keys()
+    written = model.to_weights(stored.params)
+    assert written.keys() == own.keys()
+    for name, array in own.items():
+        np.testing.assert_array_equal(written[name], array)
+    assert main.main(["import", str(file), str(tmp_path / "ours.safetensors")]) == 0
+    again = weights.load(tmp_path / "ours.safetensors")
+    assert again.model.mean == model.mean
+    with pytest.raises(
+        InputError, match=r"is a file: pass a folder of AutoencoderKLWan, which `imp"
+    ):
+        wan_network.read(file, sizes, field="model.teacher.path")
+    narrow = dataclasses.replace(model, latent_channels=4).sizes
+    tensor_files.write(
+        file,
+        {wan_network.own_name(n, version): a for n, a in wan_weights.tensors(narrow).items()},
+        {},
+    )
+    with pytest.raises(
+        InputError, match="the mean and deviation of the latents do not follow from"
+    ):
+        weights.load(file)
+
+
+def test_a_network_with_other_colors_is_refused() -> None:
+    """Such as a decoder of 12 channels that also enlarges the video."""
+    sizes = wan_network.VERSIONS["wan2.1"]
+    settings = wan_network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.1"])
+    wan_vae.Config.from_settings(settings, "x")
+    with pytest.raises(InputError, match=r"\(out_channels 12 instead of 3\)"):
+        wan_vae.Config.from_settings(settings | {"out_channels": 12}, "x")
