@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data.text import kinds
-from jaxtrain.data.text.documents import File, Rows, Section, Skipped
+from jaxtrain.data.text.documents import File, Section
 from jaxtrain.data.text.encoding import Encoded, Encoder
+from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.jobs import cache, limits, record, resumable, worker_process

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.data.text import tokenizer
-from jaxtrain.data.text.documents import Skipped
+from jaxtrain.data.text.rows import Skipped
 from jaxtrain.data.text.shards import Shard, digest
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError

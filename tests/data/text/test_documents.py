@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxtrain.data.text import documents, kinds, rows
-from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Rows, Section, Skipped
+from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Section
+from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
 
 if sys.version_info >= (3, 14):

@@ -11,7 +11,15 @@ import pytest
 from data.text import small_text
 from data.text.small_text import silent
 
-from jaxtrain.data.text import byte_level, documents, layout, shards, specials, tokenizer, windows
+from jaxtrain.data.text import (
+    byte_level,
+    documents,
+    layout,
+    shards,
+    specials,
+    tokenizer,
+    windows,
+)
 from jaxtrain.data.text.layout import Corpus, Rule, Split
 from jaxtrain.data.text.shards import Made, Recipe
 from jaxtrain.data.text.streams import Streams
@@ -31,11 +39,11 @@ def made(
     folder = root / name
     folder.mkdir(parents=True)
     for number in range(0, len(texts), 10):
-        rows = "\n".join(json.dumps({"text": text}) for text in texts[number : number + 10])
-        (folder / f"{number}.jsonl").write_text(rows)
+        lines = "\n".join(json.dumps({"text": text}) for text in texts[number : number + 10])
+        (folder / f"{number}.jsonl").write_text(lines)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "GROUP_BYTES", group_bytes)
-        plan = shards.plan(documents.find(str(folder), "", root, silent), documents.Rows("text"))
+        plan = shards.plan(documents.find(str(folder), "", root, silent), rows.Rows("text"))
     assert shards.prepare(plan, recipe, root, silent, engine=engines.Threads(1))
     return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
 

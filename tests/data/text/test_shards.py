@@ -21,7 +21,8 @@ import tokenizers
 from data.text.small_text import silent
 
 from jaxtrain.data.text import documents, encoding, shards, specials, tokenizer
-from jaxtrain.data.text.documents import File, Rows, Section, Skipped
+from jaxtrain.data.text.documents import File, Section
+from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import engines, resumable

@@ -13,7 +13,7 @@ import pytest
 from data.text.small_text import Model, silent
 from obstore.store import LocalStore
 
-from jaxtrain.data.text import Masked, documents, shards
+from jaxtrain.data.text import Masked, documents, rows, shards
 from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import bucket_folders, engines
@@ -22,7 +22,7 @@ from jaxtrain.storage.bucket import Bucket, Unavailable
 URL = "s3://texts/corpus"
 CACHE = "s3://bucket/cache"
 HERE = engines.Threads(1)
-ROWS = documents.Rows("text")
+ROWS = rows.Rows("text")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_tokens_are_those_of_local_files(
     section = documents.Section(file, 0, file.size, ROWS)
     (here,) = documents.find(str(texts / "2.jsonl"), "--data.path", tmp_path, silent)
     same = documents.Section(here, 0, here.size, ROWS)
-    assert list(section.read(documents.Skipped())) == list(same.read(documents.Skipped()))
+    assert list(section.read(rows.Skipped())) == list(same.read(rows.Skipped()))
 
 
 def test_a_parquet_file_in_a_bucket_is_read_in_parts(
@@ -100,7 +100,7 @@ def test_a_parquet_file_in_a_bucket_is_read_in_parts(
     (file,) = documents.find(f"{URL}/a.parquet", "--data.path", tmp_path, silent)
     size, half = file.size, file.size // 2
     parts = [documents.Section(file, 0, half, ROWS), documents.Section(file, half, size, ROWS)]
-    read = [list(part.read(documents.Skipped())) for part in parts]
+    read = [list(part.read(rows.Skipped())) for part in parts]
     assert all(read)
     assert [row for part in read for row in part] == rows
 
@@ -114,7 +114,7 @@ def test_a_changed_object_is_read_again(texts: Path, stored: Bucket, tmp_path: P
     files = documents.find(URL, "--data.path", tmp_path, silent)
     stored.put("corpus/1.txt", b"More words. " * 40)
     with pytest.raises(Unavailable, match=r"corpus/1.txt changed while it was read: start again"):
-        list(documents.Section(files[0], 0, files[0].size, ROWS).read(documents.Skipped()))
+        list(documents.Section(files[0], 0, files[0].size, ROWS).read(rows.Skipped()))
 
 
 def test_another_machine_fetches_what_the_bucket_has(
