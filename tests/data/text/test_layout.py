@@ -15,6 +15,7 @@ from jaxtrain.data.text import (
     byte_level,
     documents,
     layout,
+    rows,
     shards,
     specials,
     tokenizer,

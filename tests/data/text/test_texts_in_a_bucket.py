@@ -93,8 +93,8 @@ def test_tokens_are_those_of_local_files(
 def test_a_parquet_file_in_a_bucket_is_read_in_parts(
     stored: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [f"row {number} " * 50 for number in range(300)]
-    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", row_group_size=20)
+    texts = [f"row {number} " * 50 for number in range(300)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=20)
     stored.put("corpus/a.parquet", tmp_path / "a.parquet")
     monkeypatch.setattr(documents, "_OBJECT_BYTES", 256)
     (file,) = documents.find(f"{URL}/a.parquet", "--data.path", tmp_path, silent)
@@ -102,7 +102,7 @@ def test_a_parquet_file_in_a_bucket_is_read_in_parts(
     parts = [documents.Section(file, 0, half, ROWS), documents.Section(file, half, size, ROWS)]
     read = [list(part.read(rows.Skipped())) for part in parts]
     assert all(read)
-    assert [row for part in read for row in part] == rows
+    assert [row for part in read for row in part] == texts
 
 
 def test_a_changed_object_is_read_again(texts: Path, stored: Bucket, tmp_path: Path) -> None:
