@@ -62,7 +62,7 @@ def test_clips_then_latents_then_training(
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 1  # one is broken
     printed = capsys.readouterr().out
-    assert "12 clips, 144 frames, from 6 videos; excluded 1 video and 12 frames" in printed
+    assert "12 clips, 156 frames, from 6 videos; excluded 1 video and 0 frames" in printed
     assert f"train with --data.path {out}" in printed
 
     (tmp_path / "tiny.py").write_text(CONFIG)

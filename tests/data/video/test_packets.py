@@ -203,7 +203,8 @@ def test_frames_that_grow_beyond_the_limit_are_not_decoded(
     with pytest.raises(InputError, match=r"more than 10,000 pixels|cannot be decoded"):
         list(Video(path).images())
     (tmp_path / "out").mkdir()
-    cut = pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
+    settings = pieces.Settings(split_at_cuts=False)
+    cut = pieces.cut(str(path), None, tmp_path / "out", settings)
     assert cut.damage
     assert sum(cut.pieces) < info.frames
 
