@@ -163,7 +163,7 @@ def _encode(
             raise resumable.Failed(failure.reason)
     details = {"windows": count - len(bad), "lacking": len(bad)}
     note = f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}" if bad else ""
-    return details | ({"note": note} if note else {})
+    return details | ({"notes": [note]} if note else {})
 
 
 def _result(latents: "Future[np.ndarray] | None") -> np.ndarray | None:
