@@ -50,8 +50,6 @@ _AT_ONCE = 16  # requests for the versions of objects
 _OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | _BESIDE | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
-PIECES = ".pieces"
-"""Suffix of a folder with the prepared clips of one video."""
 
 
 class VideoFile(NamedTuple):
@@ -163,14 +161,6 @@ def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
     """
     path = remote.fetch({video.url: video.version}, folder, flag, lambda line: None)[video.url]
     return video._replace(path=path)
-
-
-def video_of(name: str) -> str:
-    """Returns the name of the video that a file was cut from, or the file's own name.
-
-    ``jaxtrain prepare clips`` writes the clips of ``a/b.mp4`` to the folder ``a/b.mp4.pieces``.
-    """
-    return name.split(PIECES + "/", 1)[0]
 
 
 def is_file(url: str) -> bool:
