@@ -258,14 +258,13 @@ class Plan:
             frames += header.frames
             core_s += header.frames * (look.width * look.height * _SOURCE_S + out * _OUT_S)
             out_bytes += header.frames * out * _OUT_BYTES
-        total: float = sum(sizes)
+        total = sum(sizes)
         if not seen:  # at URLs
-            frames = total / _USUAL_FRAME_BYTES
-            seen = max(1.0, total)
-            out = settings.height * settings.width / settings.min_crop_scale**2
-            core_s, out_bytes = frames * out * (_SOURCE_S + _OUT_S), frames * out * _OUT_BYTES
+            frames, seen = total / _USUAL_FRAME_BYTES, max(1.0, total)
+            pixels = frames * settings.height * settings.width / settings.min_crop_scale**2
+            core_s, out_bytes = pixels * (_SOURCE_S + _OUT_S), pixels * _OUT_BYTES
         scale = total / seen
-        return cls(len(videos), sum(sizes), frames * scale, core_s * scale, out_bytes * scale)
+        return cls(len(videos), total, frames * scale, core_s * scale, out_bytes * scale)
 
     @property
     def seconds(self) -> float:
