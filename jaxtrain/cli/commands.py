@@ -407,14 +407,14 @@ class PrepareClips(InProcesses):
     min_crop_scale: Annotated[float, "X"] = 0.8
     """smallest data.min_crop_scale that the clips are large enough for"""
     frames: Annotated[int, "N"] = 96
-    """maximum frames per prepared clip"""
+    """frames per prepared clip; the last of a shot has up to min_frames - 1 more"""
     min_frames: Annotated[int, "N"] = 24
     """minimum frames per prepared clip; shorter pieces are dropped"""
     min_side: Annotated[int, "N"] = 64
     """minimum length of a video's shorter side, pixels; smaller videos are dropped"""
     gop: Annotated[int, "N"] = 8
     """frames between keyframes"""
-    quantizer: Annotated[int, "N"] = 3
+    quantizer: Annotated[int, "N"] = 2
     """MPEG-4 quality, from 1 (best) to 31"""
     keep_cuts: bool = False
     """do not split at hard cuts"""
@@ -430,6 +430,21 @@ class PrepareTokens(OfConfig, InProcesses, Json):
     """
 
     module = "prepare_tokens"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareSets(Command):
+    """Lists the clips that runs have cut from videos into the cache, and deletes old ones.
+
+    A run whose videos no complete set in the cache was made of cuts them again.
+    """
+
+    module = "prepare_sets"
+
+    cache_dir: Annotated[str | None, "DIR"] = None
+    """the cache (default: $JAXTRAIN_CACHE, or else ~/.cache/jaxtrain)"""
+    prune: Annotated[int | None, "DAYS"] = None
+    """delete the sets that no run has used for so many days"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -652,6 +667,7 @@ TABLE: Mapping[str, type[Command]] = {
     "prepare clips": PrepareClips,
     "prepare tokens": PrepareTokens,
     "prepare latents": PrepareLatents,
+    "prepare sets": PrepareSets,
     "plan": Plan,
     "doctor": Doctor,
     "compare": Compare,

@@ -61,6 +61,7 @@ _PIECE = np.dtype(
     ]
 )
 _VIDEOS, _PIECES, _NAMES, _ABOUT = "videos", "pieces", "names", "about.json"
+_USED = ".source"  # in a set of the cache: what it was made of, and when it was used last
 _SAMPLED = 64  # videos whose headers are read for an estimate
 _SOURCE_S, _OUT_S = 3e-9, 7e-9  # of a core for a pixel, to decode and to scale and encode it
 _OUT_BYTES = 0.05  # per pixel of a piece
@@ -145,22 +146,73 @@ def of_path(
         return _opened(_local(path, flag, root, say), path, flag, _settings(path))
     videos = files.find(path, flag, root, say, fetch_videos=False)
     sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
-    folders = root / "sets"
+    folders, shown = folder_in(root), addresses.public(path)
     for folder in sorted(folders.glob(f"{sources}-*")):
         settings = _settings(folder)
         if settings is not None and settings.covers(needed) and _is_complete(folder):
+            _mark_used(folder, shown)
             return _opened(folder, path, flag, settings)
     folder = folders / f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
     plan = Plan.of(videos, needed)
     if not prepare_long:
         plan.check(path, flag, needed, folder)
-    say(f"{flag} {addresses.public(path)}: cutting {plan} into {folder} (once)")
+    say(f"{flag} {shown}: cutting {plan} into {folder} (once)")
+    _mark_used(folder, shown)
     small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
     cores = limits.cores()
     engine = Threads(cores) if small else Processes(cores, say)
     with worker_process.started_by_us():
         prepare(videos, folder, needed, engine=engine, say=say)
     return _opened(folder, path, flag, needed)
+
+
+class Cached(NamedTuple):
+    """A set in the cache.
+
+    Attributes:
+        folder: of the set.
+        source: what it was made of, as a run named it.
+        videos: number of videos with pieces.
+        bytes: size of the tars.
+        used_s: when a run last used it, in seconds since the epoch.
+        is_complete: whether a run can use it.
+    """
+
+    folder: Path
+    source: str
+    videos: int
+    bytes: int
+    used_s: float
+    is_complete: bool
+
+
+def folder_in(root: Path) -> Path:
+    """Returns the folder of the sets in a cache."""
+    return root / "sets"
+
+
+def cached(root: Path) -> Iterator[Cached]:
+    """Yields the sets in a cache, those that were used last first."""
+    kept = []
+    for mark in folder_in(root).glob(f"*/{_USED}"):
+        folder, complete = mark.parent, _is_complete(mark.parent)
+        kept.append(
+            Cached(
+                folder,
+                mark.read_text(encoding="utf-8", errors="surrogateescape"),
+                Table.of(folder).length if complete else 0,
+                sum(tar.stat().st_size for tar in folder.glob("*.tar")),
+                mark.stat().st_mtime,
+                complete,
+            )
+        )
+    yield from sorted(kept, key=lambda one: -one.used_s)
+
+
+def _mark_used(folder: Path, source: str) -> None:
+    """Notes that a run uses a set of the cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _USED).write_text(source, encoding="utf-8", errors="surrogateescape")
 
 
 def _settings(folder: Path | str) -> Settings | None:
