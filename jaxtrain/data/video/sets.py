@@ -578,7 +578,7 @@ class Table:
         """Returns all rows of videos."""
         return numbers_of(self._path(_VIDEOS), _VIDEO)
 
-    @property
+    @functools.cached_property
     def names(self) -> list[str]:
         """Returns the names of all videos."""
         names = numbers_of(self._path(_NAMES), "uint8").tobytes()
