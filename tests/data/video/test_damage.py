@@ -107,13 +107,15 @@ def test_the_pieces_of_a_damaged_file_are_intact(
     path.write_bytes(damage(path.read_bytes(), _offset(path, 33) + 4))
     (tmp_path / "cut").mkdir()
     cut = pieces.cut(str(path), None, tmp_path / "cut", SETTINGS)
-    made = list[np.ndarray]()
-    for piece in sorted((tmp_path / "cut").iterdir()):
-        with av.open(str(piece)) as container:
-            made += map(luma, container.decode(video=0))
-    numbers = numbers_of(np.stack(made), intact)
-    print(name, numbers, cut)
+    made = list[int]()
+    for number, frames in enumerate(cut.pieces):
+        with av.open(str(tmp_path / f"cut/{number:05}.mp4")) as container:
+            numbers = numbers_of(np.stack([*map(luma, container.decode(video=0))]), intact)
+        assert len(numbers) == frames
+        # Noise may turn a B frame into a P frame, which is shown, and dropped, after the next one.
+        most = 2 if options is MPEG4 else 1
+        assert 1 <= np.diff(numbers).min() <= np.diff(numbers).max() <= most, "a frame is missing"
+        made += numbers
     assert cut.damage, "the damage is not noticed"
-    assert len(numbers) == sum(cut.pieces) < FRAMES
-    assert numbers == sorted(set(numbers))
-    assert numbers[:16] == list(range(16))
+    assert made == sorted(set(made))
+    assert made[:16] == list(range(16))

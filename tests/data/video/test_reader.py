@@ -472,11 +472,12 @@ def test_a_gap_in_a_matroska_file_is_found(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mkv", sample.busy(60), codec="libvpx", g="10", crf="10")
     whole, _ = intact_of(path)
     frames, reasons = intact_of(sample.garble(path, 0.4, path.stat().st_size // 8))
-    assert reasons == ["lacks frames"]
-    assert frames[:15] == whole[:15]
-    after = frames.index(whole[40])  # the next keyframe
-    assert frames[:after] == whole[:after]
-    assert frames[after:] == whole[40:]
+    assert any("lacks frames" in reason for reason in reasons)
+    numbers = [whole.index(frame) for frame in frames]
+    before = next(place for place, number in enumerate(numbers) if place != number)
+    assert before >= 15
+    assert numbers[before] % 10 == 0  # a keyframe
+    assert numbers[before:] == list(range(numbers[before], 60))
 
 
 def test_an_edit_list_that_hides_frames_is_not_damage(tmp_path: Path) -> None:
