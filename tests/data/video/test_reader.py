@@ -629,3 +629,12 @@ def test_an_unsupported_codec_is_reported(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"V_MPEG4/ISO/AVC", b"V_NOBODY/ISO/AV"))
     with pytest.raises(BadExample, match="has no video stream with a supported codec"):
         read(path)
+
+
+def test_hevc_that_refers_to_a_lost_frame_is_not_read(tmp_path: Path) -> None:
+    options = {"x265-params": "keyint=30:bframes=0:log-level=none", "codec": "libx265"}
+    path = sample.write(tmp_path / "a.mkv", sample.busy(40), **options)
+    whole, _ = intact_of(path)
+    frames, reasons = intact_of(sample.drop_packet(path, 15))
+    assert frames == whole[:13] + whole[30:]  # the last two before a gap may be damaged
+    assert any("lacks frames" in reason for reason in reasons)
