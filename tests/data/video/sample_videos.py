@@ -12,9 +12,8 @@ import numpy as np
 
 from jaxtrain.data import video
 from jaxtrain.data.source import Sources
-from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.packets import Scan
+from jaxtrain.data.video.reader import Frame, Look, Reader
 
 HEIGHT, WIDTH = 64, 96
 _BITS = 8
@@ -191,19 +190,17 @@ def shorten_edit(path: Path, fraction: float) -> Path:
     return path
 
 
-def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame]:
-    """Decodes the frames with these numbers."""
-    frames: dict[int, av.VideoFrame] = {}
-    decode.read(path, info, numbers, frames.__setitem__)
-    return [frames[index] for index in range(len(numbers))]
+def decoded(path: str) -> list[Frame]:
+    """Decodes all frames."""
+    return [item for item in Reader(path) if isinstance(item, Frame)]
 
 
 def cropped(
-    frames: Sequence[av.VideoFrame], info: Scan, *, height: int, width: int, **position: Any
+    frames: Sequence[av.VideoFrame], look: Look, *, height: int, width: int, **position: Any
 ) -> np.ndarray:
     """Crops all frames alike; ``position`` has the fields of :class:`video_frames.CropPosition`."""
     where = video_frames.CropPosition(**position)
-    clip = video_frames.Crop(info, frames=len(frames), height=height, width=width, position=where)
+    clip = video_frames.Crop(look, frames=len(frames), height=height, width=width, position=where)
     for index, frame in enumerate(frames):
         clip.put(index, frame)
     return clip.out_THWC
