@@ -355,17 +355,19 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
     """Writes a tar; returns where its pieces are."""
     failed, notes = dict[str, str](), list[str]()
     totals = dict.fromkeys(("pieces", "frames", "frames_left_out", "frames_lost"), 0)
-    made = []
+    known = {one.name: one.identity for one in item.singles or (item,)}
+    made, again, absent = [], False, ""
     work = path.with_name("work")
     with open(path, "wb") as tar:
         for video in item.value:
             try:
                 cut, row = _cut(video, settings, work, tar)
             except BadExample as bad:
-                if isinstance(bad.__cause__, OSError) and not isinstance(
-                    bad.__cause__, FileNotFoundError
-                ):
-                    raise
+                if isinstance(bad.__cause__, OSError):
+                    # It may be readable the next time; if it never was, its identity changes then.
+                    again |= bool(known[video.name])
+                    if isinstance(bad.__cause__, FileNotFoundError):
+                        absent = bad.path
                 failed[video.name] = bad.reason
                 continue
             except InputError as error:  # of this URL: it is gone, or a web page
@@ -380,7 +382,7 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
     members = [video.name for video in item.value]
     about = {"members": members, "inputs": len(members), "failed": failed, "notes": notes}
-    return about | totals | {"videos": made}
+    return about | totals | {"videos": made, "again": again, "absent": absent}
 
 
 def _cut(
@@ -389,8 +391,8 @@ def _cut(
     """Appends the pieces of a video to a tar; returns how it was cut, and its row of the table."""
     name = video.name
     try:
-        if video.url:
-            video = files.fetched(video, work.with_name("fetched"), "SOURCE")
+        if video.url:  # from here on, a file, whose content counts
+            video = files.fetched(video, work.with_name("fetched"), "SOURCE")._replace(url="")
         before = _identity(video)
 
         def cut() -> pieces.Cut:

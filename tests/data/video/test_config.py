@@ -192,7 +192,8 @@ def test_prepared_videos_that_are_too_short_for_a_run_are_reported(tmp_path: Pat
         "b.mp4",
     }
     with pytest.raises(
-        InputError, match=r"none of 3 videos can be used \(a.mp4: .*31 frames.*\): pass longer videos with --data"
+        InputError,
+        match=r"none of 3 videos can be used \(a.mp4: .*31 frames.*\): pass longer videos with --data",
     ):
         video.Config(**settings).open(sample.model(frames=31), seed=0, say=said.append)
 
