@@ -117,7 +117,10 @@ class Opened(NamedTuple):
 
 def is_set(path: str) -> bool:
     """Returns whether a folder, or a folder of a bucket, is a set, complete or not."""
-    return "gop" in (resumable.settings_of(path) or {})
+    try:
+        return "gop" in (resumable.settings_of(path) or {})
+    except InputError:  # a URL, but not of a folder in a bucket
+        return False
 
 
 def of_path(
@@ -143,7 +146,7 @@ def of_path(
     if is_set(path):
         resumable.check_complete(path)
         return _opened(_local(path, flag, root, say), path, flag, _settings(path))
-    videos = files.find(path, flag, root, say, fetch_videos=False)
+    videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
     sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
     folders = root / "sets"
     for folder in sorted(folders.glob(f"{sources}-*")):
@@ -262,8 +265,8 @@ class Plan:
         if not seen:  # at URLs
             frames = total / _USUAL_FRAME_BYTES
             seen = max(1.0, total)
-            out = settings.height * settings.width / settings.min_crop_scale**2
-            core_s, out_bytes = frames * out * (_SOURCE_S + _OUT_S), frames * out * _OUT_BYTES
+            area = settings.height * settings.width / settings.min_crop_scale**2
+            core_s, out_bytes = frames * area * (_SOURCE_S + _OUT_S), frames * area * _OUT_BYTES
         scale = total / seen
         return cls(len(videos), sum(sizes), frames * scale, core_s * scale, out_bytes * scale)
 
