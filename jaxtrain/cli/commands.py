@@ -414,7 +414,7 @@ class PrepareClips(InProcesses):
     """minimum length of a video's shorter side, pixels; smaller videos are dropped"""
     gop: Annotated[int, "N"] = 8
     """frames between keyframes"""
-    quantizer: Annotated[int, "N"] = 3
+    quantizer: Annotated[int, "N"] = 2
     """MPEG-4 quality, from 1 (best) to 31"""
     keep_cuts: bool = False
     """do not split at hard cuts"""

@@ -299,7 +299,8 @@ class Plan:
             f"{flag} {addresses.public(path)}: cutting {self} takes {why}: prepare the clips first "
             f"with `{invocation.program()} prepare clips {shlex.quote(addresses.public(path))} OUT "
             f"--height {settings.height} --width {settings.width} --frames {settings.frames} "
-            f"--min-frames {settings.min_frames} --min-crop-scale {settings.min_crop_scale:g}`, "
+            f"--min-frames {settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} "
+            f"--min-side {settings.min_side}`, "
             f"and pass {flag} OUT; or set --data.prepare True"
         )
 
