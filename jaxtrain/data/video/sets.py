@@ -128,8 +128,9 @@ def of_path(
 ) -> Opened:
     """Opens the set at a path, or one that is made of the videos there, in the cache.
 
-    Uses any complete set in the cache that is made of the same videos and has pieces of enough
-    size, length, and quality; else makes one.
+    Uses a complete set in the cache that is made of the same videos and has pieces of enough size,
+    length, and quality; else makes one. Of several, it is the one with just the settings that are
+    needed, or else the oldest, so that sets that are made later do not change a run that resumes.
 
     Args:
         path: a set; or a folder, a video, or a list of videos.
@@ -148,12 +149,13 @@ def of_path(
         return _opened(_local(path, flag, root, say), path, flag, _settings(path))
     videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
     sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
-    folders = root / "sets"
-    for folder in sorted(folders.glob(f"{sources}-*")):
-        settings = _settings(folder)
-        if settings is not None and settings.covers(needed) and _is_complete(folder):
-            return _opened(folder, path, flag, settings)
-    folder = folders / f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
+    own = f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
+    folder = root / "sets" / own
+    made = (root / "sets").glob(f"{sources}-*")
+    for other in sorted(made, key=lambda one: (one != folder, _finished_ns(one), one.name)):
+        settings = _settings(other)
+        if settings is not None and settings.covers(needed) and _is_complete(other):
+            return _opened(other, path, flag, settings)
     plan = Plan.of(videos, needed)
     if not prepare_long:
         plan.check(path, flag, needed, folder)
@@ -172,6 +174,13 @@ def _settings(folder: Path | str) -> Settings | None:
     if kept.get("version") != VERSION or not names <= kept.keys():
         return None
     return Settings(**{name: kept[name] for name in names})
+
+
+def _finished_ns(folder: Path) -> int:
+    try:
+        return (folder / resumable.FINISHED / record.NAME).stat().st_mtime_ns
+    except OSError:
+        return 0  # it is incomplete
 
 
 def _is_complete(folder: Path) -> bool:

@@ -193,7 +193,7 @@ def test_prepared_videos_that_are_too_short_for_a_run_are_reported(tmp_path: Pat
     }
     with pytest.raises(
         InputError,
-        match=r"none of 3 videos can be used \(a.mp4: .*31 frames.*\): pass longer videos with --data",
+        match=r"none of 3 videos can be used \(a.mp4: .*31 frames.*\): pass longer videos",
     ):
         video.Config(**settings).open(sample.model(frames=31), seed=0, say=said.append)
 

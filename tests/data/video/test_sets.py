@@ -1,4 +1,4 @@
-"""Sets of pieces: made once, identified by content, complete or refused, cheap to send to workers."""
+"""Sets of pieces: made once, identified by content, complete or refused, small for workers."""
 
 import dataclasses
 import errno
@@ -336,6 +336,11 @@ def test_a_larger_complete_set_is_used_and_a_smaller_one_is_not(
     assert len(cuts) == 8
     large = folder(128, 144)
     assert large != middle
+    assert len(cuts) == 16
+    # What a run uses does not change, whatever was made since.
+    assert (folder(64, 96), folder(96, 144), folder(128, 144)) == (middle, middle, large)
+    os.utime(large / "table/manifest.json", ns=(1, 1))
+    assert (folder(64, 96), folder(96, 144), folder(128, 144)) == (large, middle, large)
     assert len(cuts) == 16
     assert folder(96, 144, 5) not in (middle, large), "they lack pieces of 5 frames"
     assert len(cuts) == 24
@@ -691,7 +696,7 @@ def test_all_clips_of_a_video_are_equally_likely(tmp_path: Path, lengths: tuple[
         for place in range(3 * len(every)):
             piece, frames = clips._choose(one, np.array([draw, (place + 0.5) / (3 * len(every))]))
             assert np.diff(frames).tolist() == [delta] * 5
-            assert 0 <= frames[0]
+            assert frames[0] >= 0
             assert frames[-1] < piece.frames
             chosen.append((one.pieces.index(piece), frames[0]))
         assert {each: chosen.count(each) for each in chosen} == dict.fromkeys(every, 3)
