@@ -371,3 +371,30 @@ def test_videos_and_clips_may_be_in_buckets(
     fetched, local = (table.rows[["size", "ends", "frames"]].tolist() for table in tables)
     assert fetched == local
     assert tables[0].names == [f"films/{name}" for name in tables[1].names]
+
+
+def test_videos_at_https_are_told_apart_by_their_content(source: Path, tmp_path: Path) -> None:
+    """Servers say no more than an address, by which equal videos would seem to differ."""
+    listed = tmp_path / "list.txt"
+    with file_server.serving() as server:
+        for name, number in (("a", 0), ("b", 1), ("again", 1)):
+            body = (source / f"sub/{number}.mp4").read_bytes()
+            server.files[f"/{name}.mp4"] = file_server.Answer(body)
+        listed.write_text("".join(f"{server.base}{name}\n" for name in server.files))
+        outcome, _ = _run(listed, tmp_path / "out")
+        assert (outcome.made, outcome.failed) == (3, {})
+        assert _run(listed, tmp_path / "out")[0].skipped == 3
+        assert len(server.asked) == 3
+    rows, names = sets.Table.of(tmp_path / "out").rows, sets.Table.of(tmp_path / "out").names
+    contents = {
+        Path(name).name: (int(row["size"]), row["ends"])
+        for name, row in zip(names, rows, strict=True)
+    }
+    assert contents["b.mp4"] == contents["again.mp4"] != contents["a.mp4"]
+    size = {"model": sample.model(height=32, width=48)}
+    sources = sample.opened(tmp_path / "out", tmp_path / "cache", **size)
+    sides = [{Path(one.name).name for one in side.videos} for side in (sources.train, sources.val)]
+    assert {frozenset(side) for side in sides} == {
+        frozenset(["a.mp4"]),
+        frozenset(["b.mp4", "again.mp4"]),
+    }

@@ -606,6 +606,23 @@ def test_a_video_that_the_system_refuses_fails_alone_and_is_tried_again(
     assert prepared(data, out)[0].skipped == 8
 
 
+def test_a_worker_that_sees_another_folder_ends_the_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on nodes that do not share the folder of the videos."""
+
+    def cut(path: str, *rest: Any) -> pieces.Cut:
+        raise BadExample(path, "No such file or directory") from FileNotFoundError()
+
+    hosts = itertools.cycle(["a node", "here"])
+    monkeypatch.setattr(resumable.socket, "gethostname", lambda: next(hosts))
+    monkeypatch.setattr(pieces, "cut", cut)
+    with pytest.raises(
+        InputError, match=r"\d\.mp4 does not exist on a node: use a folder that all"
+    ):
+        prepared(data, tmp_path / "out")
+
+
 def test_a_video_that_changes_while_it_is_cut_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
