@@ -56,7 +56,9 @@ Record = dict[str, Any]
 Make = Callable[["Item", Path], Record]
 """(item, the file or folder to make, which does not exist) -> details for the record, as JSON.
 
-The detail "notes" has messages for the user; details that are numbers are summed up.
+The detail "notes" has messages for the user; details that are numbers are summed up. The detail
+"again" says that the next command is to make the output anew, because an input could not be read;
+"absent" is the path of one that does not exist on this machine.
 
 Raises:
     BadExample: the content of the input is broken. The item is not tried again until it changes.
@@ -342,7 +344,7 @@ class _Tally:
         self.failed |= details.get("failed", {})
         self.made += details.get("inputs", 1) - len(details.get("failed", {}))
         more = {name: value for name, value in details.items() if name != "inputs"}
-        self.totals.update({k: v for k, v in more.items() if isinstance(v, int)})
+        self.totals.update({k: v for k, v in more.items() if type(v) is int})
 
 
 def _say_failure(item: Item, name: str, error: str, count: int, say: Say) -> None:
@@ -443,7 +445,8 @@ def _complete(
             records.write(folder / FINISHED, {})
             place.publish(FINISHED, folder / FINISHED)
     stray = place.stray(
-        [item for item, _ in made], {single.name for item in listed for single in item.singles}
+        [item for item, _ in made],
+        {single.name for item in listed for single in item.singles or (item,)},
     )
     if stray:
         say(
@@ -492,6 +495,10 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             else:
                 files = records.files_of(made)
             record = {**_record(item), "details": details, "files": files}
+            if details.get("again"):
+                record["final"] = False
+            if path := details.get("absent"):
+                record["absent"] = [path, socket.gethostname()]
             place.publish(item.output, made)
         except BadExample as bad:
             # The system's errors, such as a missing permission, may be gone the next time.
@@ -698,12 +705,18 @@ class _Place(abc.ABC):
 
         Args:
             items: the current ones.
-            inputs: names of all inputs that are in items with others.
+            inputs: names of all inputs.
         """
-        current, size_of, outputs = {_record_name(item.digest) for item in items}, self.sizes(), []
+        listed = list(items)
+        current = {_record_name(item.digest) for item in listed}
+        replaced = {item.output for item in listed}
+        size_of, outputs = self.sizes(), []
         for name in list(self.names_of_records()):
             record = None if name in current else _parsed(self.read(name))
             if record is None or "error" in record:
+                continue
+            if record["output"] in replaced:  # by one of a group with more or fewer inputs
+                self.remove(name)
                 continue
             files = (f"{record['output']}/{file}".rstrip("/") for file in record["files"])
             if not any(size_of(file) is not None for file in files):

@@ -100,7 +100,7 @@ class Clips:
             ``video``: ``luma``, ``chroma``, and ``crop`` (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
-            BadExample: the file is broken, or has changed since it was indexed.
+            BadExample: a piece is damaged or missing, or too short for a clip.
         """
         if self.config.windows == "fixed":
             return self._fixed(index)

@@ -8,6 +8,7 @@ Shapes: T frames, H height, W width.
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
@@ -90,9 +91,13 @@ class _LastRead(threading.local):
         if self._of != (path, span) or self._next > start:
             self._of, self._next = (path, span), 0
             self._items = (item for item in Reader(path, span) if isinstance(item, Frame))
-        for frame in self._items:
-            self._next += 1
-            yield self._next - 1, frame
+        try:
+            for frame in self._items:
+                self._next += 1
+                yield self._next - 1, frame
+        except Exception:  # such as DiskAway, after which reading begins anew
+            self._of = None
+            raise
         self._of = None
 
 
@@ -260,9 +265,10 @@ def _usable(
 
 
 def _of_pieces(video: sets.Video) -> list[Run]:
+    firsts = itertools.accumulate((piece.frames for piece in video.pieces), initial=0)
     return [
-        Run(video.name, piece.path, piece.span, 0, piece.frames, video.rate, piece.look, True)
-        for piece in video.pieces
+        Run(video.name, piece.path, piece.span, first, piece.frames, video.rate, piece.look, True)
+        for first, piece in zip(firsts, video.pieces, strict=False)
     ]
 
 

@@ -118,7 +118,10 @@ class Opened(NamedTuple):
 
 def is_set(path: str) -> bool:
     """Returns whether a folder, or a folder of a bucket, is a set, complete or not."""
-    return "gop" in (resumable.settings_of(path) or {})
+    try:
+        return "gop" in (resumable.settings_of(path) or {})
+    except InputError:  # a URL, but not of a folder in a bucket
+        return False
 
 
 def of_path(
@@ -126,8 +129,9 @@ def of_path(
 ) -> Opened:
     """Opens the set at a path, or one that is made of the videos there, in the cache.
 
-    Uses any complete set in the cache that is made of the same videos and has pieces of enough
-    size, length, and quality; else makes one.
+    Uses a complete set in the cache that is made of the same videos and has pieces of enough size,
+    length, and quality; else makes one. Of several, it is the one with just the settings that are
+    needed, or else the oldest, so that sets that are made later do not change a run that resumes.
 
     Args:
         path: a set; or a folder, a video, or a list of videos.
@@ -144,15 +148,16 @@ def of_path(
     if is_set(path):
         resumable.check_complete(path)
         return _opened(_local(path, flag, root, say), path, flag, _settings(path))
-    videos = files.find(path, flag, root, say, fetch_videos=False)
+    videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
     sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
     folders, shown = folder_in(root), addresses.public(path)
-    for folder in sorted(folders.glob(f"{sources}-*")):
-        settings = _settings(folder)
-        if settings is not None and settings.covers(needed) and _is_complete(folder):
-            _mark_used(folder, shown)
-            return _opened(folder, path, flag, settings)
     folder = folders / f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
+    made = folders.glob(f"{sources}-*")
+    for other in sorted(made, key=lambda one: (one != folder, _finished_ns(one), one.name)):
+        settings = _settings(other)
+        if settings is not None and settings.covers(needed) and _is_complete(other):
+            _mark_used(other, shown)
+            return _opened(other, path, flag, settings)
     plan = Plan.of(videos, needed)
     if not prepare_long:
         plan.check(path, flag, needed, folder)
@@ -221,6 +226,13 @@ def _settings(folder: Path | str) -> Settings | None:
     if kept.get("version") != VERSION or not names <= kept.keys():
         return None
     return Settings(**{name: kept[name] for name in names})
+
+
+def _finished_ns(folder: Path) -> int:
+    try:
+        return (folder / resumable.FINISHED / record.NAME).stat().st_mtime_ns
+    except OSError:
+        return 0  # it is incomplete
 
 
 def _is_complete(folder: Path) -> bool:
@@ -347,7 +359,8 @@ class Plan:
             f"{flag} {addresses.public(path)}: cutting {self} takes {why}: prepare the clips first "
             f"with `{invocation.program()} prepare clips {shlex.quote(addresses.public(path))} OUT "
             f"--height {settings.height} --width {settings.width} --frames {settings.frames} "
-            f"--min-frames {settings.min_frames} --min-crop-scale {settings.min_crop_scale:g}`, "
+            f"--min-frames {settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} "
+            f"--min-side {settings.min_side}`, "
             f"and pass {flag} OUT; or set --data.prepare True"
         )
 
@@ -406,17 +419,19 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
     """Writes a tar; returns where its pieces are."""
     failed, notes = dict[str, str](), list[str]()
     totals = dict.fromkeys(("pieces", "frames", "frames_left_out", "frames_lost"), 0)
-    made = []
+    known = {one.name: one.identity for one in item.singles or (item,)}
+    made, again, absent = [], False, ""
     work = path.with_name("work")
     with open(path, "wb") as tar:
         for video in item.value:
             try:
                 cut, row = _cut(video, settings, work, tar)
             except BadExample as bad:
-                if isinstance(bad.__cause__, OSError) and not isinstance(
-                    bad.__cause__, FileNotFoundError
-                ):
-                    raise
+                if isinstance(bad.__cause__, OSError):
+                    # It may be readable the next time; if it never was, its identity changes then.
+                    again |= bool(known[video.name])
+                    if isinstance(bad.__cause__, FileNotFoundError):
+                        absent = bad.path
                 failed[video.name] = bad.reason
                 continue
             except InputError as error:  # of this URL: it is gone, or a web page
@@ -431,7 +446,7 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
     members = [video.name for video in item.value]
     about = {"members": members, "inputs": len(members), "failed": failed, "notes": notes}
-    return about | totals | {"videos": made}
+    return about | totals | {"videos": made, "again": again, "absent": absent}
 
 
 def _cut(
@@ -440,8 +455,8 @@ def _cut(
     """Appends the pieces of a video to a tar; returns how it was cut, and its row of the table."""
     name = video.name
     try:
-        if video.url:
-            video = files.fetched(video, work.with_name("fetched"), "SOURCE")
+        if video.url:  # from here on, a file, whose content counts
+            video = files.fetched(video, work.with_name("fetched"), "SOURCE")._replace(url="")
         before = _identity(video)
 
         def cut() -> pieces.Cut:
