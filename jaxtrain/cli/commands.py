@@ -485,9 +485,6 @@ class Plan(OfConfig, Json):
     """time limit of --fit in seconds; an alternative takes about 30 (default: 300)"""
     cores: Annotated[int | None, "N"] = None
     """CPU cores (vCPUs) of each node, which load the data (default: 12 per GPU)"""
-    source: Literal["videos", "clips"] | None = None
-    """clips for the output of prepare clips, videos for all others (default: that of data.path if
-    it is on this machine, else videos)"""
     rate_per_core: Annotated[float | None, "R"] = None
     """examples/s that a core loads, such as the rate of the loader that doctor measures, divided by
     its workers (default: recorded rates)"""

@@ -18,7 +18,7 @@ from PIL import Image
 
 from jaxtrain import main
 from jaxtrain.cli import command_line, evaluate
-from jaxtrain.data.video import evaluation_clips, packets
+from jaxtrain.data.video import evaluation_clips
 from jaxtrain.errors import InputError
 from jaxtrain.inference import protocols
 from jaxtrain.interop import weights
@@ -75,10 +75,8 @@ def test_metrics_match_their_formulas(place: Path, tmp_path: Path) -> None:
     assert [one["video"] for one in found["clips"]] == ["0.mp4", "1.mp4", "2.mp4", "3.mp4"]
     assert set(found["metrics"]) == set(METRICS)
     path = str(place / "videos" / "3.mp4")
-    info = packets.scan(path)
     video = sample_videos.cropped(
-        sample_videos.decoded(path, info, range(11, 19)),  # the middle 8 of 30
-        info,
+        sample_videos.decoded(path, range(11, 19)),  # the middle 8 of 30
         height=16,
         width=24,
         scale=1.0,

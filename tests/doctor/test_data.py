@@ -141,19 +141,6 @@ def test_a_run_that_resumes_needs_no_initial_weights(tmp_path: Path) -> None:
     assert list(resumes()) == []
 
 
-def test_videos_with_distant_keyframes_should_be_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
-    for number in range(3):
-        sample_videos.write(tmp_path / f"films/{number}.mp4", 60)
-    run = config.load("demo", ["--data.path", str(tmp_path / "films"), "--model.frames", "4"])
-    faster = run.data.open(run.model, seed=0, say=lambda line: None).faster
-    assert f"prepare clips {tmp_path}/films OUT --height" in faster
-    assert faster in all_ok([data.judged(Rate(6.2, 2, 3.1), 4, faster)])
-    assert faster in only_problem([data.judged(Rate(None, 2, 3.1), 4, faster)]).cure
-
-
 def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "videos"

@@ -164,10 +164,6 @@ class Config(DataConfig):
         height, width = self.crop
         return dataclasses.replace(model, height=height, width=width)
 
-    def is_prepared(self, path: Path) -> bool:
-        """Returns whether a folder was written by ``prepare clips``."""
-        return prepare_clips.largest_crop(path) is not None
-
     def converts_on_device(self, model: Any) -> bool:
         """Returns whether the device resizes clips and converts them to RGB."""
         if self.convert_on is not None:
