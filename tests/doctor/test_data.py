@@ -1,4 +1,4 @@
-"""Doctor's checks of the data and of the data."""
+"""Doctor's checks of the data and of the loader."""
 
 import dataclasses
 import threading
@@ -145,7 +145,7 @@ def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "videos"
     for number in range(4):
-        sample_videos.write(folder / f"good{number}.mp4", 30)
+        sample_videos.write(folder / f"good{number}.mp4", sample_videos.busy(30, number))
     (folder / "empty.mp4").write_bytes(b"")
     (folder / "text.mp4").write_text("no video at all")
     run = config.load("demo", ["--data.path", str(folder), "--data.max_bad_share", "0.5"])
