@@ -63,8 +63,8 @@ _PIECE = np.dtype(
 _VIDEOS, _PIECES, _NAMES, _ABOUT = "videos", "pieces", "names", "about.json"
 _USED = ".source"  # in a set of the cache: what it was made of, and when it was used last
 _SAMPLED = 64  # videos whose headers are read for an estimate
-_SOURCE_S, _OUT_S = 3e-9, 7e-9  # of a core for a pixel, to decode and to scale and encode it
-_OUT_BYTES = 0.05  # per pixel of a piece
+_SOURCE_S, _OUT_S = 3e-9, 6e-9  # of a core for a pixel: to decode it, and to scale and encode it
+_OUT_BYTES = 0.06  # per pixel of a piece
 _USUAL_FRAME_BYTES = 20_000  # of a video at a URL
 _LONGEST_S = 30 * 60
 _SMALL_BYTES = 2**26
@@ -578,7 +578,7 @@ class Table:
         """Returns all rows of videos."""
         return numbers_of(self._path(_VIDEOS), _VIDEO)
 
-    @property
+    @functools.cached_property
     def names(self) -> list[str]:
         """Returns the names of all videos."""
         names = numbers_of(self._path(_NAMES), "uint8").tobytes()

@@ -35,9 +35,12 @@ def opened(path: Path | str, cache: Path | str, model: Any = MODEL, **settings: 
 
 
 def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """Returns an image with eight black or white bars: the bits of ``number``, highest first."""
+    """Returns an image with eight dark or light bars: the bits of ``number``, highest first.
+
+    Their contrast is low, so that the next number is not a new shot.
+    """
     bits = [(number >> bit) & 1 for bit in range(_BITS - 1, -1, -1)]
-    row = np.repeat(np.array(bits, np.uint8) * 255, width // _BITS)
+    row = np.repeat(90 + 75 * np.array(bits, np.uint8), width // _BITS)
     row = np.pad(row, (0, width - len(row)))
     return np.broadcast_to(row[None, :, None], (height, width, 3)).copy()
 
