@@ -261,12 +261,10 @@ class Reader:
     def _describe(
         self, container: InputContainer, video: VideoStream, first: Sequence[av.Packet]
     ) -> None:
-        stamps = sorted(
-            packet.pts
-            for packet in first
-            if packet.stream_index == video.index and packet.pts is not None
-        )
-        self.rate = _rate(video, stamps)
+        stamps = [packet.pts for packet in first if packet.stream_index == video.index]
+        known = [stamp for stamp in stamps if stamp is not None]
+        # In a program stream, only the first frame of several has a time stamp.
+        self.rate = _rate(video, sorted(known) if len(known) == len(stamps) else ())
         reordered = bool(video.codec_context.has_b_frames)
         if video.time_base and not (reordered and container.format.name in _WITHOUT_STAMPS):
             self.time_base = Fraction(video.time_base)
@@ -596,6 +594,7 @@ class _Clock:
     def __init__(self) -> None:
         self._last: int | None = None
         self._steps: collections.deque[int] = collections.deque(maxlen=_RECENT)
+        self._stamped = _RECENT  # packets in a row that have a time stamp
 
     def gap(self, time: int | None) -> float:
         """Returns how many usual distances a time stamp is later than the last one, or earlier, if
@@ -604,6 +603,7 @@ class _Clock:
         It is earlier only where two recordings are joined, or later by more than 16.
         """
         last, self._last = self._last, time
+        self._stamped = 0 if time is None else self._stamped + 1
         if last is None or time is None:
             return 0.0
         step, steps = time - last, self._steps
@@ -611,7 +611,8 @@ class _Clock:
         if len(steps) < 2 or 0 < step <= largest:
             is_gap = False
         elif step > 0:
-            regular = largest <= _REGULAR * min(steps)
+            # In a program stream, FFmpeg gives some packets the time stamp of the next one.
+            regular = self._stamped > _RECENT and largest <= _REGULAR * min(steps)
             is_gap = step > (_GAP if regular else _IRREGULAR_GAP) * largest
         else:
             is_gap = -step > 2 * largest
