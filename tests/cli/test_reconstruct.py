@@ -171,7 +171,7 @@ def cut_short(place: Path) -> Path:
 
 def scratched(place: Path) -> Path:
     """Damages a frame so that only a flag marks it as corrupt: decoding does not fail."""
-    path = sample_videos.write(place / "s.mp4", sample_videos.busy(30))
+    path = sample_videos.write(place / "s.mp4", sample_videos.busy(30), g="5")
     intact = path.read_bytes()
     for at in np.arange(0.3, 0.9, 0.03):  # the effect depends on the position
         path.write_bytes(intact)
