@@ -102,6 +102,7 @@ def find(
     say: Callable[[str], None],
     *,
     fetch_videos: bool = True,
+    http: bool = False,
 ) -> list[VideoFile]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
@@ -110,8 +111,10 @@ def find(
         flag: the option that set the path, for messages.
         cache_root: the cache folder, which holds fetched files and the lists of tar members.
         say: prints a message.
-        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched. True
-            fetches those in buckets, and refuses those at https://, which are prepared first.
+        fetch_videos: whether to fetch videos at URLs; False leaves them there, for
+            :func:`fetched`. Tars are fetched.
+        http: whether files may be at https://, whose size is unknown; else they are refused,
+            because they are prepared first.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -129,7 +132,7 @@ def find(
     given = list(dict.fromkeys(given))  # so that each is opened once
     for file in given:
         tar_members.check_not_packed(file.name, flag)
-        if fetch_videos and file.url and addresses.split(file.url).scheme in addresses.HTTP:
+        if not http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
             raise InputError(
                 f"{flag} {addresses.public(file.url)}: runs read videos from disks and buckets: "
                 f"prepare these first with `{invocation.program()} prepare clips {shown} OUT`, and "
