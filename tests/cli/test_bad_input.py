@@ -126,4 +126,4 @@ def assert_correct(command: str, out: Path, *, odd: bool) -> None:
             assert sorted(frames) == list(range(piece.frames)) == list(range(8))
             height, width = piece.look.height, piece.look.width
             assert {(frame.height, frame.width) for frame in frames.values()} == {(height, width)}
-            assert not (height % 2 or width % 2)
+            assert (height % 2, width % 2) == (0, 0)
