@@ -54,8 +54,8 @@ class Config(DataConfig):
     there may be fewer, so that they share as few clips as possible."""
     cache_dir: str | None = None
     """Folder for sets of pieces, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE,
-    or else ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps latents
-    there, training fetches them, and $JAXTRAIN_CACHE has copies."""
+    or else ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps
+    latents there, training fetches them, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
     max_bad_share: bounds.ClosedFraction = 0.1
@@ -346,6 +346,7 @@ class Config(DataConfig):
             train=train_clips,
             val=val_clips,
             files=files,
+            example_file=_file_of(self.val_path or path, splits[1][0].name),
             bad=tuple(bad),
             summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames in pieces, "
             f"{len(train):,} train / {len(val):,} val",
@@ -413,6 +414,13 @@ def _described(table: sets.Table, numbers: np.ndarray) -> split.Videos:
         [names[number] for number in numbers.tolist()],
         [(int(rows["size"][n]), rows["ends"][n]) for n in numbers.tolist()],
     )
+
+
+def _file_of(path: str, name: str) -> str:
+    """Returns the path of a video; "" if it is not on disk by itself."""
+    top = expanded(path).absolute()
+    file = (top if top.is_dir() else top.parent) / name
+    return str(file) if file.is_file() else ""
 
 
 def _size(sides: tuple[int, int]) -> str:
