@@ -609,7 +609,10 @@ class _Place(abc.ABC):
     def _remove_half_made(self) -> None:
         ours = re.compile(re.escape(self.key) + "-[0-9a-f]{16}")  # of half_made
         for left in filter(ours.fullmatch, os.listdir(self.half)):
-            shutil.rmtree(self.half / left, ignore_errors=True)
+            if os.path.isdir(self.half / left):
+                shutil.rmtree(self.half / left, ignore_errors=True)
+            else:
+                (self.half / left).unlink(missing_ok=True)
 
     def half_made(self) -> Path:
         """Returns a new path in :attr:`half`."""
@@ -777,9 +780,12 @@ class _Folder(_Place):
             return None
 
     def write(self, name: str, text: str) -> None:
-        path = self._top / name
+        path, made = self._top / name, self.half_made()  # of a killed command, the next removes it
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_whole(path, text)
+        made.write_bytes(text.encode())
+        atomic.sync(made)
+        os.replace(made, path)
+        atomic.sync(path.parent)
 
 
 class _Bucket(_Place):

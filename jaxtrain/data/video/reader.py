@@ -88,6 +88,9 @@ OF_EXIF = {
 _UNNOTICED = ("vp8", "vp9", "av1", "libdav1d", "mpeg1video", "mpeg2video", "mpeg4", "h263", "flv1")
 # And these often do not notice damage within a frame, only that the next one does not fit.
 _TRUSTING = ("hevc", "vp8", "vp9", "av1", "libdav1d")
+# H.264's decoder predicts from another frame where one is missing. In these formats, packets are
+# lost; in others, a pause of the recorder is usual.
+_LOSSY = ("mpegts", "mpeg")
 # Of no packet of these codecs: their data is coded arithmetically, or ends before a start code. A
 # zeroed sector of a disk, or a part of a download that never came, is decoded without an error.
 _ZEROS = re.compile(rb"\x00{32}\x00*(?![\x00\x01])")
@@ -365,11 +368,16 @@ class _Frames:
         self._stated = stated if stated and stated != coded else None
         self._aspects: dict[int, Fraction] = {}
         self._sent = 0
+        self._times: dict[int, int | None] = {}
         self._came: set[int] = set()
+        self._missed: set[int] = set()  # packets whose frame did not come in its turn
         self._keys: set[int] = set()
         self._marked: int | None = None  # a packet that may be damaged
         self._last: Frame | None = None
         self._trusts = self._context.name in _TRUSTING
+        self._unnoticed = self._context.name in _UNNOTICED or (
+            self._context.name == "h264" and container.format.name in _LOSSY
+        )
         self._held: collections.deque[tuple[int, VideoFrame]] = collections.deque()
         self._damages: list[tuple[int, str]] = [(-1, _BEFORE)]
         self._lost, self._yielded = 0, 0
@@ -391,7 +399,7 @@ class _Frames:
             self._gaps.append(number)
             if self._trusts:
                 self._damage(number - 1, "lacks frames")
-            elif self._context.name in _UNNOTICED and not packet.is_keyframe:
+            elif self._unnoticed and not packet.is_keyframe:
                 self._damage(number, "lacks frames")
         if self._context.name in _WITHOUT_ZEROS and _ZEROS.search(packet):
             self._damage(number, "has zeros in place of data")
@@ -402,7 +410,7 @@ class _Frames:
             self._marked = number
         if self._context.name == "hevc":
             _hide_messages(packet, self._context.extradata)
-        packet.opaque = number
+        packet.opaque, self._times[number] = number, packet.pts
         yield from self._sent_to_decoder(packet)
         self._sent += 1
 
@@ -484,7 +492,9 @@ class _Frames:
                 yield from self._after_next(item)
         for old in [of for of in self._aspects if of < oldest - _REORDERED_PACKETS]:
             del self._aspects[old]
+            self._times.pop(old, None)
             self._came.discard(old)
+            self._missed.discard(old)
             self._keys.discard(old)
 
     def _after_next(self, item: Frame | Break) -> Iterator[Item]:
@@ -516,12 +526,25 @@ class _Frames:
             self._lost += 1
             return
         self._damages = [damage for damage in self._damages if damage[0] > number]
+        self._note_missing(number, picture.pts)
         self._gaps = [other for other in self._gaps if other > number]
         if gap or self._lost or self._why.keys() - {_BEFORE}:
             yield self._break()
         self._yielded += 1
         self._why.clear()
         yield self._frame(number, picture)
+
+    def _note_missing(self, number: int, pts: int | None) -> None:
+        """Notes damaged packets that are later than a frame's, but would be shown before it."""
+        for other, text in self._damages:
+            if other not in self._times or other in self._came | self._missed:
+                continue
+            if any(number < gap <= other for gap in self._gaps):
+                continue  # of another recording, with its own clock
+            time = self._times[other]
+            if time is None or pts is None or time < pts:
+                self._missed.add(other)
+                self._why[text] = None
 
     def _break(self) -> Break:
         """Returns why frames were lost since the last one; leading frames count as intact."""

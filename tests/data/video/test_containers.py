@@ -176,6 +176,16 @@ def test_frames_that_the_decoder_does_not_miss_are_missed(tmp_path: Path, until:
     assert (read[:at], read[at:]) == (expected[:12], expected[24:])
 
 
+def test_packets_that_a_receiver_lost_are_missed(tmp_path: Path) -> None:
+    """H.264 whose decoder predicts from older frames after a loss that had a keyframe."""
+    images = sample.busy(60)
+    whole = sample.write(tmp_path / "w.ts", images, g="20", bf="0", sc_threshold="0")
+    path = remux(whole, tmp_path / "a.ts", lambda number, _: not 17 <= number < 24)
+    read = [digest(item.picture) for item in Reader(str(path)) if isinstance(item, Frame)]
+    expected = in_order(whole)
+    assert read == expected[:17] + expected[40:]
+
+
 def test_a_capture_may_start_between_keyframes(tmp_path: Path) -> None:
     whole = part(tmp_path / "w.ts", range(60), 0, b_frames=0)
     path = remux(whole, tmp_path / "a.ts", lambda number, _: number >= 14)

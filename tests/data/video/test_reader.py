@@ -1,5 +1,7 @@
 """A video is read once, in order: each frame that is intact, and none that is not."""
 
+import re
+import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -12,9 +14,10 @@ import PIL.Image
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import pieces
-from jaxtrain.data.video.reader import Break, Frame, Look, Reader
-from jaxtrain.errors import BadExample
+from jaxtrain.data.video import pieces, reader
+from jaxtrain.data.video.reader import Break, Frame, Look, Reader, Span
+from jaxtrain.data.video.reading import Video
+from jaxtrain.errors import BadExample, InputError
 
 HEVC = {"codec": "libx265", "preset": "ultrafast", "x265-params": "log-level=none:keyint=12"}
 
@@ -399,3 +402,239 @@ def test_what_is_intact_before_and_after_damage_is_read(
             error = np.square(image - intact[frame.pts]).mean()
             assert error < 6, f"frame at {frame.pts} differs"  # 40 dB
         assert [frame.pts for frame in got] == sorted({frame.pts for frame in got})
+
+
+def intact_of(path: Path) -> tuple[list[int], list[str]]:
+    """Returns the hashes of the frames of a file, and why others are missing."""
+    items = list(Reader(str(path)))
+    frames = [item.picture for item in items if isinstance(item, Frame)]
+    reasons = [item.reason for item in items if isinstance(item, Break)]
+    return [hash(frame.to_ndarray().tobytes()) for frame in frames], reasons
+
+
+def test_what_a_reader_knows_of_an_intact_file(tmp_path: Path) -> None:
+    video = Reader(str(sample.write(tmp_path / "a.mp4", 30, g="10")))
+    frames = [item for item in video if isinstance(item, Frame)]
+    assert (len(frames), video.frames, video.rate) == (30, 30, 25)
+    assert (video.start_s, video.first_s) == (0, 0)
+    assert {frame.look[:5] for frame in frames} == {(sample.WIDTH, sample.HEIGHT, 1, 0, False)}
+    assert video.time_base is not None
+    times = [(frame.pts or 0) * video.time_base for frame in frames]
+    assert times == [Fraction(number, 25) for number in range(30)]
+
+
+def test_files_that_are_not_videos_are_reported(tmp_path: Path) -> None:
+    empty, folder = tmp_path / "e.mp4", tmp_path / "f.mp4"
+    empty.touch()
+    folder.mkdir()
+    texts = [tmp_path / f"t.{suffix}" for suffix in ("mp4", "mkv")]
+    for path in texts:
+        path.write_text("this is a shopping list\n" * 40)
+    for path, reason in [
+        (empty, "is empty"),
+        (texts[0], r"lacks its index \(moov\)"),
+        (texts[1], "cannot be read: Invalid data"),
+        (sample.without_frames(tmp_path / "w.mp4"), "has no video"),
+        (folder, "is not a file"),
+        (tmp_path / "gone.mp4", "No such file"),
+    ]:
+        with pytest.raises(BadExample, match=reason) as error:
+            read(path)
+        assert error.value.path == str(path)
+    assert isinstance(error.value.__cause__, FileNotFoundError)  # so it is tried again
+    with pytest.raises(BadExample, match="is empty"):
+        list(Reader("a.tar/a.mp4", Span(str(empty), 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "reason"),
+    [
+        ("mp4", r"is cut off: it has \d\d of 40 declared frames"),
+        ("mkv", r"is cut off: it has \d\.\d\d of 1\.60 declared seconds"),
+    ],
+)
+def test_the_frames_before_the_end_of_a_truncated_file_are_read(
+    tmp_path: Path, suffix: str, reason: str
+) -> None:
+    """An MP4 file whose index is first, or a Matroska file, which declares only its duration."""
+    options = {"movflags": "faststart"} if suffix == "mp4" else {}
+    path = tmp_path / f"a.{suffix}"
+    sample.write(path, sample.busy(40), container_options=options, g="10", bf="0")
+    whole, reasons = intact_of(path)
+    assert (len(whole), reasons) == (40, [])
+    frames, (found,) = intact_of(sample.truncate(path, 0.6))
+    assert 15 <= len(frames) <= 26
+    assert frames == whole[: len(frames)]
+    assert re.search(reason, found)
+
+
+def test_a_gap_in_a_matroska_file_is_found(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mkv", sample.busy(60), codec="libvpx", g="10", crf="10")
+    whole, _ = intact_of(path)
+    frames, reasons = intact_of(sample.garble(path, 0.4, path.stat().st_size // 8))
+    assert any("lacks frames" in reason for reason in reasons)
+    numbers = [whole.index(frame) for frame in frames]
+    before = next(place for place, number in enumerate(numbers) if place != number)
+    assert before >= 15
+    assert numbers[before] % 10 == 0  # a keyframe
+    assert numbers[before:] == list(range(numbers[before], 60))
+
+
+def test_an_edit_list_that_hides_frames_is_not_damage(tmp_path: Path) -> None:
+    path = sample.shorten_edit(sample.write(tmp_path / "a.mp4", 60, g="10"), 0.5)
+    numbers, breaks, _ = read(path)
+    assert numbers == list(range(len(numbers)))
+    assert 28 <= len(numbers) <= 34
+    assert breaks == []
+
+
+def test_metadata_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mp4", 20, title="QQQQ")
+    data = path.read_bytes()
+    assert data.count(b"QQQQ") == 1
+    path.write_bytes(data.replace(b"QQQQ", b"\xff\xfe\xe9Q"))
+    assert read(path)[0] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("missing", "promised", "cut_off"),
+    [(2, 10, False), (3, 10, True), (3, 151, False), (4, 150, True)],
+)
+def test_the_rule_for_missing_frames(missing: int, promised: int, cut_off: bool) -> None:
+    assert reader._too_few(missing, promised) is cut_off
+
+
+def test_the_larger_of_two_streams_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "two.mp4"
+    sizes = [(32, 48), (64, 96)]
+    with av.open(str(path), "w") as container:
+        streams: list[Any] = []
+        for height, width in sizes:
+            stream: Any = container.add_stream("libx264", rate=25)
+            stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            streams.append(stream)
+        for number in range(20):
+            for stream, size in zip(streams, sizes, strict=True):
+                picture = av.VideoFrame.from_ndarray(sample.numbered(number, *size), "rgb24")
+                container.mux(stream.encode(picture))
+        for stream in streams:
+            container.mux(stream.encode())
+    numbers, _, (look,) = read(path)
+    assert numbers == list(range(20))
+    assert (look.width, look.height) == (96, 64)
+
+
+def test_a_path_is_never_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = sample.write(tmp_path / "a.mp4", 12).read_bytes()
+    names = [
+        "12:30.mp4",
+        "concat:a.mp4|a.mp4",
+        "subfile,,start,1,end,2,,:a.mp4",
+        "data:x",
+        "pipe:0",
+    ]
+    for name in names:
+        Path(name).write_bytes(data)
+        assert len(sample.decoded(name)) == 12
+        assert len(list(Video(Path(name)).images())) == 12
+        tar = Path(f"tar:{name}")
+        tar.write_bytes(b"x" * 100 + data + b"y" * 100)
+        in_tar = Reader("tar.tar/a.mp4", Span(str(tar), 100, len(data)))
+        assert sum(isinstance(item, Frame) for item in in_tar) == 12
+    with pytest.raises(BadExample, match="is not a valid file name"):
+        list(Reader("a\0.mp4"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{}'\n",
+    ],
+)
+def test_a_playlist_opens_no_connection(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.mp4"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        for scheme in ("http", "tcp", "async:http"):
+            path.write_text(text.format(f"{scheme}://127.0.0.1:{server.getsockname()[1]}/a.ts"))
+            with pytest.raises(BadExample):
+                read(path)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_a_playlist_reads_no_other_file(tmp_path: Path) -> None:
+    sample.write(tmp_path / "b.mp4", 3)
+    path = tmp_path / "a.mp4"
+    for name in ("b.mp4", "a.mp4"):  # itself: until no more files can be opened
+        path.write_text(f"ffconcat version 1.0\nfile {name}\n")
+        with pytest.raises(BadExample, match="its format is damaged or not supported"):
+            read(path)
+
+
+def test_ffmpeg_knows_the_formats() -> None:
+    assert not set(reader.FORMATS) - set(av.formats_available)
+
+
+def test_a_declared_size_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sample.write(tmp_path / "a.mp4", 12)
+    monkeypatch.setattr(reader, "MAX_PIXELS", 64 * 128)  # the decoder pads
+    assert len(sample.decoded(path)) == 12
+    monkeypatch.setattr(reader, "MAX_PIXELS", 64 * 96 - 1)
+    with pytest.raises(BadExample, match="is 96x64: more than 6,143 pixels per frame"):
+        read(path)
+
+
+def test_frames_that_grow_beyond_the_limit_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sample.growing(tmp_path / "a.ts", (64, 96), (128, 192))
+    numbers, _, looks = read(path)
+    assert numbers == 2 * list(range(150))
+    assert [(look.height, look.width) for look in looks] == [(64, 96), (128, 192)]
+    monkeypatch.setattr(reader, "MAX_PIXELS", 10_000)  # the decoder pads
+    numbers, breaks, (look,) = read(path)
+    assert (look.height, look.width) == (64, 96)
+    assert numbers == list(range(150))
+    assert any("cannot be decoded" in item.reason for item in breaks)
+    with pytest.raises(InputError, match="cannot be decoded"):
+        list(Video(path).images())
+    (tmp_path / "out").mkdir()
+    settings = pieces.Settings(height=64, width=96, split_at_cuts=False)
+    cut = pieces.cut(str(path), None, tmp_path / "out", settings)
+    assert cut.damage
+    assert sum(cut.pieces) == 150
+
+
+def test_pixels_with_an_extreme_aspect_ratio_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = Fraction(20, 1)
+        for number in range(12):
+            picture = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    with pytest.raises(BadExample, match="has pixels 20 times as wide as high"):
+        read(path)
+
+
+def test_an_unsupported_codec_is_reported(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mkv", 12)
+    data = path.read_bytes()
+    assert data.count(b"V_MPEG4/ISO/AVC") == 1
+    path.write_bytes(data.replace(b"V_MPEG4/ISO/AVC", b"V_NOBODY/ISO/AV"))
+    with pytest.raises(BadExample, match="has no video stream with a supported codec"):
+        read(path)
+
+
+def test_hevc_that_refers_to_a_lost_frame_is_not_read(tmp_path: Path) -> None:
+    options = {"x265-params": "keyint=30:bframes=0:log-level=none", "codec": "libx265"}
+    path = sample.write(tmp_path / "a.mkv", sample.busy(40), **options)
+    whole, _ = intact_of(path)
+    frames, reasons = intact_of(sample.drop_packet(path, 15))
+    assert frames == whole[:13] + whole[30:]  # the last two before a gap may be damaged
+    assert any("lacks frames" in reason for reason in reasons)
