@@ -67,8 +67,7 @@ def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
     by_http = "http" in (
         path if "://" in path or not Path(path).is_file() else Path(path).read_text()
     )
-    where = {"fetch_videos": not by_http, "http": by_http}
-    found = files.find(path, "--data.path", cache, said.append, **where)
+    found = files.find(path, "--data.path", cache, said.append, fetch_videos=not by_http)
     left = {video.url: video.version for video in found if video.url}
     copies = remote.fetch(left, cache, "--data.path", said.append)
     return [

@@ -39,7 +39,7 @@ class Config(DataConfig):
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
     shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars; or the output of
     prepare clips, of which the run else makes one in the cache. Files may be at s3:// and gs://;
-    those at https:// are only fetched by prepare clips, or with prepare."""
+    those at https:// are only fetched by prepare clips."""
     val_path: str | None = None
     """Video data for validation, in the same form as path; None splits the files of path."""
     batch_size: int

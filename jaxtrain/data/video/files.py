@@ -102,7 +102,7 @@ def find(
     say: Callable[[str], None],
     *,
     fetch_videos: bool = True,
-    http: bool = False,
+    by_http: bool | None = None,
 ) -> list[VideoFile]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
@@ -111,10 +111,9 @@ def find(
         flag: the option that set the path, for messages.
         cache_root: the cache folder, which holds fetched files and the lists of tar members.
         say: prints a message.
-        fetch_videos: whether to fetch videos at URLs; False leaves them there, for
-            :func:`fetched`. Tars are fetched.
-        http: whether files may be at https://, whose size is unknown; else they are refused,
-            because they are prepared first.
+        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
+        by_http: False refuses files at https://, which are prepared before a run; None does if
+            ``fetch_videos``.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -130,9 +129,10 @@ def find(
     else:
         given, cure = _on_disk(path, flag, say)
     given = list(dict.fromkeys(given))  # so that each is opened once
+    refuses_http = fetch_videos if by_http is None else not by_http
     for file in given:
         tar_members.check_not_packed(file.name, flag)
-        if not http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
+        if refuses_http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
             raise InputError(
                 f"{flag} {addresses.public(file.url)}: runs read videos from disks and buckets: "
                 f"prepare these first with `{invocation.program()} prepare clips {shown} OUT`, and "

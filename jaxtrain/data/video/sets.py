@@ -41,7 +41,6 @@ from jaxtrain.jobs import cache, limits, record, resumable, worker_process
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.storage.bucket import is_bucket
 from jaxtrain.telemetry import formats
 from jaxtrain.terminal import Say
 
@@ -120,9 +119,10 @@ class Opened(NamedTuple):
 
 def is_set(path: str) -> bool:
     """Returns whether a folder, or a folder of a bucket, is a set, complete or not."""
-    if addresses.is_address(path) and not is_bucket(path):
+    try:
+        return "gop" in (resumable.settings_of(path) or {})
+    except InputError:  # a URL, but not of a folder in a bucket
         return False
-    return "gop" in (resumable.settings_of(path) or {})
 
 
 def of_path(
@@ -148,7 +148,7 @@ def of_path(
     if is_set(path):
         resumable.check_complete(path)
         return _opened(_local(path, flag, root, say), path, flag, _settings(path))
-    videos = files.find(path, flag, root, say, fetch_videos=False, http=prepare_long)
+    videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
     sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
     folders, shown = folder_in(root), addresses.public(path)
     for folder in sorted(folders.glob(f"{sources}-*")):
