@@ -37,8 +37,9 @@ class Config(DataConfig):
 
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
-    shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars. Files at
-    s3:// and gs:// are fetched into the cache once; those at https:// only by prepare clips."""
+    shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars; or the output of
+    prepare clips, of which the run else makes one in the cache. Files may be at s3:// and gs://;
+    those at https:// are only fetched by prepare clips."""
     val_path: str | None = None
     """Video data for validation, in the same form as path; None splits the files of path."""
     batch_size: int
@@ -52,9 +53,9 @@ class Config(DataConfig):
     gcd(workers, devices) parts; with one device, into gcd(workers, clips). With crops_per_clip,
     there may be fewer, so that they share as few clips as possible."""
     cache_dir: str | None = None
-    """Folder for indexes, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE, or else
-    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps latents
-    there, training fetches them, and $JAXTRAIN_CACHE has copies."""
+    """Folder for sets of pieces, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE,
+    or else ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps
+    latents there, training fetches them, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
     max_bad_share: bounds.ClosedFraction = 0.1
@@ -67,13 +68,13 @@ class Config(DataConfig):
     more than the free disk. Pieces that the cache has are never cut again."""
     windows: Literal["random", "fixed"] = "random"
     """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
-    splits, an epoch contains each of a file's consecutive clips once, center-cropped and not
+    splits, an epoch contains each of a video's consecutive clips once, center-cropped and not
     augmented; model.teacher requires this, except with model.teacher.network."""
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
     clips_per_video: bounds.Count = 1
-    """Training clips per file and epoch, each at a random position and decoded by itself."""
+    """Training clips per video and epoch, each at a random position and decoded by itself."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
@@ -163,10 +164,6 @@ class Config(DataConfig):
             return model
         height, width = self.crop
         return dataclasses.replace(model, height=height, width=width)
-
-    def is_prepared(self, path: Path) -> bool:
-        """Returns whether a folder was written by ``prepare clips``."""
-        return prepare_clips.largest_crop(path) is not None
 
     def converts_on_device(self, model: Any) -> bool:
         """Returns whether the device resizes clips and converts them to RGB."""
@@ -349,6 +346,7 @@ class Config(DataConfig):
             train=train_clips,
             val=val_clips,
             files=files,
+            example_file=_file_of(self.val_path or path, splits[1][0].name),
             bad=tuple(bad),
             summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames in pieces, "
             f"{len(train):,} train / {len(val):,} val",
@@ -416,6 +414,13 @@ def _described(table: sets.Table, numbers: np.ndarray) -> split.Videos:
         [names[number] for number in numbers.tolist()],
         [(int(rows["size"][n]), rows["ends"][n]) for n in numbers.tolist()],
     )
+
+
+def _file_of(path: str, name: str) -> str:
+    """Returns the path of a video; "" if it is not on disk by itself."""
+    top = expanded(path).absolute()
+    file = (top if top.is_dir() else top.parent) / name
+    return str(file) if file.is_file() else ""
 
 
 def _size(sides: tuple[int, int]) -> str:

@@ -258,8 +258,8 @@ def _usable(
         say(f"skipped: {excluded}")
     if not usable:
         raise InputError(
-            f"{flag} {addresses.public(path)}: none of {len(videos) + len(bad):,} videos can be "
-            f"used (the reasons are above): fix or replace them, or pass other videos with {flag}"
+            f"{flag} {addresses.public(path)}: none of {len(bad):,} videos can be used (the "
+            f"reasons are above): fix or replace them, or pass other videos with {flag}"
         )
     return usable
 

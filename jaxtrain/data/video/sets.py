@@ -4,7 +4,7 @@ A set is a folder, or a folder of a bucket, that :mod:`jaxtrain.jobs.resumable` 
 
 * ``BITS.tar``: uncompressed tars with the pieces of some videos each. Videos are grouped by the
   hashes of their names (:mod:`jaxtrain.data.grouping`), so that a video that is added or changed
-  makes one tar anew.
+  makes one tar again.
 * ``table/``: all videos and pieces, written when all tars are made. A run starts from it without
   opening a tar, and workers read single rows of it.
 
@@ -41,6 +41,7 @@ from jaxtrain.jobs import cache, limits, record, resumable, worker_process
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry import formats
 from jaxtrain.terminal import Say
 
 LEAST_GROUP_BYTES, GROUP_BYTES = 2**21, 2**27
@@ -337,9 +338,9 @@ class Plan:
 
     def __str__(self) -> str:
         return (
-            f"{self.videos:,} videos ({self.frames:,.0f} frames, about "
-            f"{max(1, round(self.seconds / 60)):,} minutes on {limits.cores()} cores, "
-            f"{self.out_bytes / 2**30:.2g} GiB)"
+            f"{formats.counted(self.videos, 'video')} ({self.frames:,.0f} frames, about "
+            f"{formats.counted(max(1, round(self.seconds / 60)), 'minute')} on "
+            f"{formats.counted(limits.cores(), 'core')}, {formats.size(self.out_bytes)})"
         )
 
     def check(self, path: str, flag: str, settings: Settings, folder: Path) -> None:
