@@ -259,10 +259,15 @@ def check_complete(out: Path | str) -> None:
 
     Raises:
         InputError: the set is not complete.
+        DiskAway: the folder cannot be read now.
     """
     place = _place(out)
-    current = place.read(_SET)
-    if current is not None and place.read(_COMPLETE) != current:
+    try:
+        current = place.read(_SET)
+        complete = current is None or place.read(_COMPLETE) == current
+    except OSError as error:
+        raise disks.disk_trouble(error, f"cannot read {out}", "make it readable") from error
+    if not complete:
         raise InputError(
             f"{out} is incomplete: the command that prepares it was stopped, or some of its parts "
             "have not ended: repeat it, and then start this one again"
@@ -270,10 +275,18 @@ def check_complete(out: Path | str) -> None:
 
 
 def settings_of(out: Path | str) -> dict[str, Any] | None:
-    """Returns the settings of a folder's set; None if :func:`run` has not written there."""
+    """Returns the settings of a folder's set; None if :func:`run` has not written there.
+
+    Raises:
+        DiskAway: the folder cannot be read now.
+    """
     try:
         return dict(json.loads(_place(out).read(_SET) or b"")["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        if disks.is_away(error):
+            raise disks.disk_trouble(error, f"cannot read {out}", "make it readable") from error
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
 
 

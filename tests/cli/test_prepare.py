@@ -62,7 +62,7 @@ def test_clips_then_latents_then_training(
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 1  # one is broken
     printed = capsys.readouterr().out
-    assert "12 clips, 144 frames, from 6 videos; excluded 1 video and 12 frames" in printed
+    assert "12 clips, 156 frames, from 6 videos; excluded 1 video and 0 frames" in printed
     assert f"train with --data.path {out}" in printed
 
     (tmp_path / "tiny.py").write_text(CONFIG)
@@ -82,12 +82,12 @@ def test_clips_then_latents_then_training(
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     printed = capsys.readouterr().out
-    assert "12 of them new (36 clips in total)" in printed
+    assert "6 of them new (36 clips in total)" in printed
     assert "--data.windows fixed --data.teacher teacher-" in printed
     kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
     assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0
     assert " 0 of them new" in capsys.readouterr().out
-    assert json.loads((tmp_path / "made.json").read_text())["videos"] == 12
+    assert json.loads((tmp_path / "made.json").read_text())["videos"] == 6
 
     assert _main(*run) == 0
     printed = capsys.readouterr().out

@@ -146,9 +146,8 @@ def of_path(
         InputError: no videos, none can be used, or the set is incomplete or takes long to make.
         RunAgain: a disk or a bucket is unavailable, or full.
     """
-    if is_set(path):
-        resumable.check_complete(path)
-        return _opened(_local(path, flag, root, say), path, flag, _settings(path))
+    if disks.when_readable(lambda: is_set(path)):
+        return disks.when_readable(lambda: _opened_at(path, flag, root, say))
     videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
     sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
     folders, shown = folder_in(root), addresses.public(path)
@@ -244,18 +243,24 @@ def _is_complete(folder: Path) -> bool:
     return record.read(folder / resumable.FINISHED) is not None
 
 
+def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
+    resumable.check_complete(path)
+    return _opened(_local(path, flag, root, say), path, flag, _settings(path))
+
+
 def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Opened:
-    shown = addresses.public(path)
-    if settings is None or record.read(folder / resumable.FINISHED) is None:
+    shown, finished = addresses.public(path), folder / resumable.FINISHED
+    if settings is None or record.read(finished) is None:
+        _bytes_of(finished / record.NAME)  # its disk may be away
         raise InputError(
             f"{flag} {shown} was made by another version of jaxtrain: prepare its videos again, "
             "into another folder"
         )
     try:
-        report = json.loads((folder / resumable.REPORT).read_bytes())
+        report = json.loads(_bytes_of(folder / resumable.REPORT))
         inputs = int(report["inputs"])
         bad = tuple(BadExample(item["name"], item["reason"]) for item in report["failed"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{flag} {shown}: its {resumable.REPORT} is damaged: prepare its videos again"
         ) from error
@@ -267,6 +272,13 @@ def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Op
             f"or pass other videos with {flag}"
         )
     return Opened(table, inputs, bad)
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise disks.disk_trouble(error, f"cannot read {file}", "prepare it again") from error
 
 
 def _local(path: str, flag: str, root: Path, say: Say) -> Path:
@@ -583,8 +595,8 @@ class Table:
     @classmethod
     def of(cls, folder: Path) -> "Table":
         """Opens the table of a complete set."""
-        size = (folder / resumable.FINISHED / _VIDEOS).stat().st_size
-        return cls(str(folder), size // _VIDEO.itemsize)
+        rows = numbers_of(str(folder / resumable.FINISHED / _VIDEOS), _VIDEO)
+        return cls(str(folder), len(rows))
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{resumable.FINISHED}/{name}"
