@@ -31,7 +31,9 @@ base = config.named("demo")
 run = dataclasses.replace(
     base,
     model=video_ae.Config.tiny(),
-    data=dataclasses.replace(base.data, demo=False, batch_size=8, workers=0, train_split=0.7),
+    data=dataclasses.replace(
+        base.data, demo=False, batch_size=8, workers=0, train_split=0.7, max_bad_share=0.2
+    ),
     mesh=dataclasses.replace(base.mesh, data=8),
     loop=dataclasses.replace(
         base.loop, steps=2, log_every=1, eval_every=2, eval_examples=8, hang_timeout_s=None
