@@ -354,9 +354,7 @@ class Config(DataConfig):
 
     def needed(self, model: Any) -> pieces.Settings:
         """Returns the settings of pieces that are large and long enough for a run's clips."""
-        longest, shortest = (
-            (model.frames - 1) * delta + 1 for delta in (self.max_frame_delta, self.min_frame_delta)
-        )
+        longest = (model.frames - 1) * self.max_frame_delta + 1
         usual = pieces.Settings()
         sides = [math.ceil(side / usual.unit) * usual.unit for side in (model.height, model.width)]
         return pieces.Settings(
@@ -364,8 +362,8 @@ class Config(DataConfig):
             width=sides[1],
             min_crop_scale=self.min_crop_scale,
             frames=max(usual.frames, longest),
-            min_frames=shortest,
-            min_side=min(usual.min_side, *sides),
+            min_frames=model.frames,  # of a shorter piece, a smaller distance is used
+            min_side=1,  # as for frames, small videos are enlarged
         )
 
     def clips(self, model: Any, videos: Videos, *, train: bool) -> Clips:
@@ -391,13 +389,12 @@ class Config(DataConfig):
     ) -> tuple[sets.Opened, np.ndarray, list[BadExample]]:
         """Returns the set of one input, the numbers of its usable videos, and its bad ones."""
         opened = sets.of_path(path, flag, self.needed(model), root, say, prepare_long=self.prepare)
-        shortest = (model.frames - 1) * self.min_frame_delta + 1
-        long_enough = opened.table.longest >= shortest
+        long_enough = opened.table.longest >= model.frames
         usable, short = np.flatnonzero(long_enough), np.flatnonzero(~long_enough)
         bad = [*opened.bad]
         if len(short):
             names = opened.table.names
-            text = f"is too short: a clip needs {shortest} frames in a row"
+            text = f"is too short: a clip needs {model.frames} frames in a row"
             bad += [BadExample(names[number], text) for number in short.tolist()]
         if not len(usable):
             quarantine.name_first(bad[1:], say)

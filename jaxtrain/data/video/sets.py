@@ -251,7 +251,8 @@ def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
 def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Opened:
     shown, finished = addresses.public(path), folder / resumable.FINISHED
     if settings is None or record.read(finished) is None:
-        _bytes_of(finished / record.NAME)  # its disk may be away
+        with contextlib.suppress(FileNotFoundError):  # its disk may be away
+            _bytes_of(finished / record.NAME)
         raise InputError(
             f"{flag} {shown} was made by another version of jaxtrain: prepare its videos again, "
             "into another folder"
@@ -260,7 +261,7 @@ def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Op
         report = json.loads(_bytes_of(folder / resumable.REPORT))
         inputs = int(report["inputs"])
         bad = tuple(BadExample(item["name"], item["reason"]) for item in report["failed"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{flag} {shown}: its {resumable.REPORT} is damaged: prepare its videos again"
         ) from error
@@ -277,6 +278,8 @@ def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Op
 def _bytes_of(file: Path) -> bytes:
     try:
         return file.read_bytes()
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise disks.disk_trouble(error, f"cannot read {file}", "prepare it again") from error
 
