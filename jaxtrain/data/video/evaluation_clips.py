@@ -95,7 +95,7 @@ class _LastRead(threading.local):
             for frame in self._items:
                 self._next += 1
                 yield self._next - 1, frame
-        except Exception:  # such as DiskAway, after which reading begins anew
+        except Exception:  # such as DiskAway, after which reading begins again
             self._of = None
             raise
         self._of = None

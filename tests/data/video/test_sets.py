@@ -95,7 +95,7 @@ def prepared(
 
 
 def tars(folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns what changes when a tar is made anew."""
+    """Returns what changes when a tar is made again."""
     return {
         path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*.tar")
     }
@@ -178,7 +178,7 @@ def test_the_table_says_where_each_frame_is(data: Path, tmp_path: Path, together
 
 
 @pytest.mark.parametrize("how", ["longer", "replaced"])
-def test_a_changed_video_makes_only_its_tar_anew(
+def test_a_changed_video_makes_only_its_tar_again(
     data: Path, tmp_path: Path, alone: None, cuts: list[str], how: str
 ) -> None:
     del alone
