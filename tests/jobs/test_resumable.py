@@ -425,6 +425,29 @@ def test_a_killed_command_resumes_and_leaves_nothing(case: Case, tmp_path: Path)
     assert list((case.out / ".jobs/half").iterdir()) == []
 
 
+def test_a_half_written_record_is_removed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is where half-made outputs are, and not beside the records, which readers list."""
+    case.write(a="one")
+    replace = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if "records" in Path(target).parts:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(resumable.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        case.run()
+    monkeypatch.undo()
+    assert [
+        path for path in case.out.rglob("*") if path.is_file() and "records" in path.parts
+    ] == []
+    left = case.out / ".jobs/half/0-of-1-0123456789abcdef"
+    left.write_text("{")
+    assert case.run().made == 1
+    assert list(left.parent.iterdir()) == []
+
+
 def test_a_worker_that_sees_another_folder_ends_the_command(case: Case) -> None:
     """As on nodes that do not share OUT: under its path they see a folder of their own."""
     case.write(a="one")

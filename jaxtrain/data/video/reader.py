@@ -111,7 +111,7 @@ _RATE_SLACK = Fraction(1, 10_000)  # of these and whole numbers, besides the rou
 _LEAST_RATIO = Fraction(2, 5)
 _TIMED = 64  # packets
 _OF_IMAGES = (".jpeg", ".jpg", ".png", ".webp")
-_WITH_MOVIES = (".mp4", ".mov", ".m4v", ".qt", ".3gp", ".3g2", ".f4v")
+_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
 _WITHOUT_STAMPS = ("avi", "asf")
 
 
@@ -239,7 +239,7 @@ class Reader:
 
     def _check_index(self) -> None:
         """Raises BadExample if an MP4 file has no index, which most programs write last."""
-        if self.path.lower().endswith(_WITH_MOVIES) and not _movies(self.path, self._span)[0]:
+        if _movies(self.path, self._span) == (0, None):
             text = "cannot be read: it is cut off or damaged, and lacks its index (moov)"
             raise BadExample(self.path, text)
 
@@ -773,16 +773,19 @@ def _cropping(hidden: tuple[int, int, int, int]) -> Callable[[VideoFrame], Video
 def _movies(path: str, span: Span | None) -> tuple[int, int | None]:
     """Returns how many complete movies an MP4 file has, and where the second one begins.
 
-    A movie begins with a box "ftyp" and has its index in a box "moov" (ISO 14496-12, 4.2).
+    A movie begins with a box "ftyp" and has its index in a box "moov" (ISO 14496-12, 4.2). Other
+    files have -1 movies.
     """
     begin, size = (0, os.path.getsize(path)) if span is None else (span.offset, span.size)
-    movies = start = at = 0
+    movies, start, at = (0 if size >= 8 else -1), 0, 0
     with open(path if span is None else span.file, "rb") as file:
         while at + 8 <= size:
             file.seek(begin + at)
             length, kind = struct.unpack(">I4s", file.read(8))
             if length == 1:
                 (length,) = struct.unpack(">Q", file.read(8).rjust(8, b"\0"))
+            if not at and kind not in _FIRST_BOXES:
+                return -1, None
             if length < 8:
                 break
             if kind == b"ftyp":
