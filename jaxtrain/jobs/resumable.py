@@ -42,13 +42,14 @@ from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say
 
 WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
+RECORDS = f"{WORK}/records"
 REPORT = "report.json"
 FINISHED = "table"
 """A folder of a set that is made of the records of all outputs."""
 KILLS = (
     "kills the worker that processes it: if it lacks memory, use fewer workers or larger machines"
 )
-_SET, _COMPLETE, _RECORDS = f"{WORK}/set.json", f"{WORK}/complete.json", f"{WORK}/records"
+_SET, _COMPLETE = f"{WORK}/set.json", f"{WORK}/complete.json"
 _THREADS, _AT_ONCE = 32, 1000  # that read records, and records in memory
 _NAMED = 20  # failed items, and notes, that the console lists
 
@@ -750,7 +751,7 @@ def _place(out: Path | str, key: str = "") -> _Place:
 
 
 def _record_name(digest: str) -> str:
-    return f"{_RECORDS}/{digest[:2]}/{digest[2:]}.json"
+    return f"{RECORDS}/{digest[:2]}/{digest[2:]}.json"
 
 
 class _Folder(_Place):
@@ -790,7 +791,7 @@ class _Folder(_Place):
         return next((name for name in names if name[0] != "."), None)
 
     def names_of_records(self) -> Iterable[str]:
-        for path in (self._top / _RECORDS).glob("*/[!.]*.json"):
+        for path in (self._top / RECORDS).glob("*/[!.]*.json"):
             yield path.relative_to(self._top).as_posix()
 
     def publish(self, output: str, made: Path) -> None:
@@ -836,7 +837,7 @@ class _Bucket(_Place):
         return min((name for name in self._store.sizes() if name[0] != "."), default=None)
 
     def names_of_records(self) -> Iterable[str]:
-        return self._store.sizes(_RECORDS)
+        return self._store.sizes(RECORDS)
 
     def publish(self, output: str, made: Path) -> None:
         if made.is_file():

@@ -78,8 +78,8 @@ class Config(DataConfig):
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
-    border by two. None uses device if path was written by prepare clips for this clip size and
-    min_crop_scale."""
+    border by two. None uses device, unless path was written by prepare clips for larger clips or a
+    smaller min_crop_scale."""
     min_frame_delta: bounds.Count = 1
     """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: bounds.Count = 2
@@ -174,7 +174,7 @@ class Config(DataConfig):
         # Larger crops would be shrunk on the host first, which takes longer than converting there.
         crop = prepare_clips.largest_crop(expanded(self.path))
         most = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
-        return crop is not None and all(
+        return crop is None or all(  # a run cuts other videos into pieces of just this size
             side <= limit for side, limit in zip(crop, most, strict=True)
         )
 

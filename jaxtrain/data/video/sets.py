@@ -162,6 +162,8 @@ def of_path(
     if not prepare_long:
         plan.check(path, flag, needed, folder)
     say(f"{flag} {shown}: cutting {plan} into {folder} (once)")
+    if not folder.exists():
+        _link_tars_of_same_source(shown, needed, root, folder)
     _mark_used(folder, shown)
     small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
     cores = limits.cores()
@@ -169,6 +171,23 @@ def of_path(
     with worker_process.started_by_us():
         prepare(videos, folder, needed, engine=engine, say=say)
     return _opened(folder, path, flag, needed)
+
+
+def _link_tars_of_same_source(source: str, needed: Settings, root: Path, folder: Path) -> None:
+    """Gives a set the tars of the last one of the same source, of which some videos have changed.
+
+    Those of other videos are then made already. What is made again replaces the link alone.
+    """
+    others = (place for place in cached(root) if place.source == source)
+    last = next((place for place in others if _settings(place.folder) == needed), None)
+    if last is None:
+        return
+    work = folder.with_name(f"{folder.name}.linking")
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(last.folder / resumable.RECORDS, work / resumable.RECORDS)
+    for tar in last.folder.glob("*.tar"):
+        os.link(tar, work / tar.name)
+    os.replace(work, folder)
 
 
 class Cached(NamedTuple):
@@ -245,7 +264,13 @@ def _is_complete(folder: Path) -> bool:
 
 def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
     resumable.check_complete(path)
-    return _opened(_local(path, flag, root, say), path, flag, _settings(path))
+    opened = _opened(_local(path, flag, root, say), path, flag, _settings(path))
+    if opened.bad:  # `prepare clips` has named them, and ended with 1
+        say(
+            f"{flag} {addresses.public(path)}: made of {opened.inputs:,} videos, of which "
+            f"{len(opened.bad):,} could not be used: see its {resumable.REPORT}"
+        )
+    return Opened(opened.table, opened.table.length, ())
 
 
 def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Opened:

@@ -30,7 +30,8 @@ MODEL = model()
 
 def opened(path: Path | str, cache: Path | str, model: Any = MODEL, **settings: Any) -> Sources:
     """Opens videos as a run does, in batches of two."""
-    given: dict[str, Any] = {"batch_size": 2, "cache_dir": str(cache), **settings}
+    given: dict[str, Any] = {"batch_size": 2, "cache_dir": str(cache), "convert_on": "host"}
+    given |= settings
     return video.Config(path=str(path), **given).open(model, seed=0, say=lambda line: None)
 
 

@@ -565,7 +565,7 @@ def test_a_video_that_kills_its_worker_fails_alone(
     assert all(read(piece) for n in range(7) for piece in table.video(n).pieces)
     assert sum(name.startswith("one-") for name in tars(out)) == len(group) - 1
     sources = opened(out, tmp_path / "cache")
-    assert [(bad.path, bad.reason) for bad in sources.bad] == [("3.mp4", resumable.KILLS)]
+    assert (sources.files, sources.bad) == (7, ())  # `prepare clips` has named it
     cuts.clear()
     before = tars(out)
     outcome, _ = prepared(data, out, engine=Killing("3.mp4"))
@@ -763,3 +763,33 @@ def test_a_set_in_a_bucket_is_fetched_once(
     bucket(url).delete([".jobs/complete.json"])
     with pytest.raises(InputError, match=f"{url} is incomplete"):
         opened(url, tmp_path / "cache")
+
+
+def test_a_run_cuts_only_videos_that_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tars of the others are linked from the set of before, which stays as it was."""
+    monkeypatch.setattr(sets, "LEAST_GROUP_BYTES", 1)
+    for number in range(6):
+        sample.write(tmp_path / "v" / f"{number}.mp4", 12, title=str(number))
+    model = sample.model(frames=4, height=32, width=48)
+    first = sample.opened(tmp_path / "v", tmp_path / "cache", model)
+    table = first.train.videos.table
+    before = {path: path.read_bytes() for path in Path(table.folder).glob("*.tar")}
+    cut = pieces.cut
+    names = []
+    monkeypatch.setattr(
+        pieces, "cut", lambda path, *more: names.append(Path(path).name) or cut(path, *more)
+    )
+    sample.write(tmp_path / "v" / "3.mp4", 16, title="another")
+    sample.write(tmp_path / "v" / "new.mp4", 12, title="new")
+    second = sample.opened(tmp_path / "v", tmp_path / "cache", model)
+    assert second.files == 7
+    assert {"3.mp4", "new.mp4"} <= set(names)
+    assert len(names) < 7
+    assert second.train.fingerprint != first.train.fingerprint
+    assert {path: path.read_bytes() for path in before} == before
+    assert sum(len(source.videos) for source in (second.train, second.val)) == 7
+    for source in (first.train, first.val, second.train, second.val):
+        for number in range(len(source)):
+            source.example(number, np.random.default_rng(0))
