@@ -31,7 +31,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 # The error on stderr; None if the command succeeds.
 NO_VIDEO = {
     "gone.mp4": "gone.mp4: no such file or folder; pass a video",
-    "text.mp4": "text.mp4: cannot be read: it is cut off or damaged",
+    "text.mp4": "text.mp4: cannot be read: Invalid data",
     "empty.mp4": "empty.mp4: is empty: pass an intact video file",
     "none.mp4": "none.mp4: has no video",
     "one.mp4": None,
@@ -49,7 +49,7 @@ ERRORS: dict[str, dict[str, str | None]] = {
 }
 # The reason on stdout, if the error does not contain it.
 REASONS = {
-    "text.mp4": "text.mp4: cannot be read: it is cut off or damaged",
+    "text.mp4": "text.mp4: cannot be read: Invalid data",
     "empty.mp4": "empty.mp4: is empty",
     "none.mp4": "none.mp4: has no video",
     "one.mp4": "one.mp4: ",
