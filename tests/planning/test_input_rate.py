@@ -57,7 +57,7 @@ def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
         (tmp_path / ".jobs/set.json").write_text(json.dumps({"settings": settings}))
         assert predicted(run).kind == kind
     elsewhere = config.load("h100_8", ["--data.path", "/not/here"])
-    assert predicted(elsewhere).kind == "clips, resized on the host"
+    assert predicted(elsewhere).kind == "clips"
     assert predicted(config.load("mlm_h200_8")).kind == "masked text"
 
 
