@@ -262,7 +262,7 @@ class ModelConfig(bounds.Section):
         return self.weight_tables()[0].outward(params)
 
     def to_transformers(self, params: Tensors) -> dict[str, np.ndarray]:
-        """Converts parameters by dotted path to the names and layout of :meth:`has_folder`."""
+        """Converts parameters by dotted path to the names and layout of such a library's folder."""
         return self.weight_tables()[-1].outward(params)
 
     def from_weights(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:

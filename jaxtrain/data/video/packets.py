@@ -7,7 +7,6 @@ are missing. Intact files may lack a frame or two.
 import bisect
 import io
 import itertools
-import struct
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from jaxtrain.data.video.reader import (
     open_input,
     reason,
     traits_of,
+    turn_of,
 )
 from jaxtrain.errors import BadExample
 
@@ -304,13 +304,7 @@ def _orientation(frame: VideoFrame, image: bytes) -> tuple[int, bool]:
     except ValueError:  # PyAV 18 does not know Exif's type
         with PIL.Image.open(io.BytesIO(image)) as opened:
             return OF_EXIF.get(opened.getexif().get(EXIF_ORIENTATION, 1), (0, False))
-    if matrix is None:
-        return 0, False
-    a, b, _, c, d, *_ = struct.unpack_from("<9i", matrix)  # ISO 14496-12, 6.2.2
-    mirror = a * d - b * c < 0
-    right = (-a, -b) if mirror else (a, b)  # where the right of the frame points to
-    degrees = float(np.degrees(np.arctan2(-right[1], right[0])))
-    return round(degrees / 90) * 90 % 360, mirror
+    return (0, False) if matrix is None else turn_of(matrix)
 
 
 def _first_frame(path: str, stream: VideoStream, packet: av.Packet | None) -> VideoFrame | None:

@@ -584,13 +584,16 @@ class _Frames:
                     orientation = opened.getexif().get(EXIF_ORIENTATION, 1)
                 self._of_exif = OF_EXIF.get(orientation, (0, False))
             return self._of_exif
-        if matrix is None:
-            return 0, False
-        a, b, _, c, d, *_ = struct.unpack_from("<9i", matrix)  # ISO 14496-12, 6.2.2
-        mirror = a * d - b * c < 0
-        right = (-a, -b) if mirror else (a, b)  # where the right of the frame points to
-        degrees = float(np.degrees(np.arctan2(-right[1], right[0])))
-        return round(degrees / 90) * 90 % 360, mirror
+        return (0, False) if matrix is None else turn_of(matrix)
+
+
+def turn_of(matrix: Any) -> tuple[int, bool]:
+    """Returns how a display matrix turns a frame (ISO 14496-12, 6.2.2), as :class:`Look` has it."""
+    a, b, _, c, d, *_ = struct.unpack_from("<9i", matrix)
+    mirror = a * d - b * c < 0
+    right = (-a, -b) if mirror else (a, b)  # where the right of the frame points to
+    degrees = float(np.degrees(np.arctan2(-right[1], right[0])))
+    return round(degrees / 90) * 90 % 360, mirror
 
 
 def _hide_messages(packet: av.Packet, extradata: bytes | None) -> None:

@@ -23,7 +23,7 @@ HEVC = {"codec": "libx265", "preset": "ultrafast", "x265-params": "log-level=non
 
 
 def read(path: Path) -> tuple[list[int], list[Break], list[Look]]:
-    """Returns the numbers of the frames, the breaks, and each look in turn."""
+    """Returns the numbers of the frames, the breaks, and the looks, in order."""
     numbers, breaks, looks = [], [], list[Look]()
     for item in Reader(str(path)):
         if isinstance(item, Frame):
