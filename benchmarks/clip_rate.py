@@ -1,17 +1,18 @@
-"""Measures random training clips per second and core: from raw videos, and after `prepare clips`.
+"""Measures random training clips per second and core, from pieces of videos.
 
-    python benchmarks/clip_rate.py --videos DIR [--seconds N] [--only-prepared] [--field value ...]
+    python benchmarks/clip_rate.py --videos DIR [--seconds N] [--field value ...]
 
 Runs in one process, like one worker, without batches or devices. Sizes are those of `h100_8`
-(12x480x720) unless overridden. Prepared clips are resized on the host and not resized,
+(12x480x720) unless overridden. Clips are resized on the host and not resized,
 as if by the device, alternately. Rates are per second of CPU time, so other work on the
 machine has little effect, except through caches and shared parts of a core.
 
-It also prints the size of the prepared clips, and the PSNR of their brightness against the frames
-before encoding.
+It also prints the size of the pieces, and the PSNR of their brightness against the frames before
+encoding.
 """
 
 import argparse
+import itertools
 import math
 import os
 import tempfile
@@ -26,7 +27,7 @@ import results
 from jaxtrain import config
 from jaxtrain.data import sampler
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.video import packets, pieces, prepare_clips
+from jaxtrain.data.video import pieces, prepare_clips, reader, sets
 from jaxtrain.jobs import engines
 
 
@@ -40,7 +41,6 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="seconds per measurement (default: 20)"
     )
-    parser.add_argument("--only-prepared", action="store_true", help="skip the raw videos")
     flags, overrides = parser.parse_known_args()
     model = config.load("h100_8", overrides).model
     shape = f"{model.frames}x{model.height}x{model.width}"
@@ -51,9 +51,6 @@ def main() -> None:
             command = "python benchmarks/clip_rate.py --videos DIR"
             results.append_row(flags.results, "cpu", f"clips {shape}, {what}", text, command)
 
-    if not flags.only_prepared:
-        (rate,) = _clips_per_second([_rows(flags.videos, overrides)], flags.seconds)
-        report("raw videos", f"{rate:.1f} clips/s per core")
     output = common_start.CHECKOUT / "output"
     output.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as folder:
@@ -67,9 +64,9 @@ def main() -> None:
             for place in ("host", "device")
         ]
         host, device = _clips_per_second(ways, flags.seconds)
-        size = sum(path.stat().st_size for path in cut.rglob("*.mp4"))
+        size = sum(path.stat().st_size for path in cut.glob("*.tar"))
         report(
-            "prepared clips",
+            "pieces",
             f"{device:.1f} clips/s per core, {host:.1f} if the host resizes; "
             f"{size / outcome.totals['frames'] * model.frames / 1e6:.3f} MB per clip, "
             f"{_psnr(Path(flags.videos), cut, settings):.1f} dB",
@@ -77,19 +74,22 @@ def main() -> None:
 
 
 def _psnr(videos: Path, cut: Path, settings: pieces.Settings) -> float:
-    """Returns the PSNR of the brightness of each video's first piece, over all of them."""
-    errors = []
-    for path in sorted(videos.iterdir()):
-        shrink = pieces.shrinking(packets.scan(str(path)), settings)
-        piece = cut / prepare_clips.folder_of(path.name) / "00000.mp4"
-        if not piece.exists():  # the video is too short
-            continue
-        with av.open(str(path)) as raw, av.open(str(piece)) as encoded:
-            pairs = zip(raw.decode(video=0), encoded.decode(video=0), strict=False)
-            for number, (before, after) in enumerate(pairs):
-                if number % 8 == 5:  # a B frame of each group of pictures
-                    difference = _luma(shrink(before)) - _luma(after)
-                    errors.append(float(np.square(difference).mean()))
+    """Returns the PSNR of the brightness of each video's first piece, over all of them.
+
+    The first piece must begin with the video.
+    """
+    errors, table = list[float](), sets.Table.of(cut)
+    for video in map(table.video, range(table.length)):
+        frames = (
+            one for one in reader.Reader(str(videos / video.name)) if isinstance(one, reader.Frame)
+        )
+        numbers = list(range(5, video.pieces[0].frames, 8))  # of each group of pictures
+        encoded = dict[int, av.VideoFrame]()
+        pieces.read(video.pieces[0].path, video.pieces[0].span, numbers, encoded.__setitem__)
+        chosen = itertools.islice(frames, 5, None, 8)
+        for number, before in zip(range(len(numbers)), chosen, strict=False):
+            small = pieces.shrinking(before.look, settings)(before.picture)
+            errors.append(float(np.square(_luma(small) - _luma(encoded[number])).mean()))
     return 10 * math.log10(255**2 / float(np.mean(errors)))
 
 

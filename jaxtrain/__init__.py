@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jaxtrain.comparison.experiment import At, Comparison
     from jaxtrain.config import Precision, Run
     from jaxtrain.inference.model import Model
-    from jaxtrain.planning.input_rate import Source
     from jaxtrain.planning.planner import Plan
     from jaxtrain.reporting.result import TrainResult
 
@@ -250,7 +249,6 @@ def plan(
     price_per_gpu_hour: float | None = None,
     overrides: Mapping[str, Any] | None = None,
     cores: int | None = None,
-    source: "Source | None" = None,
     rate_per_core: float | None = None,
     efficiency: "str | Path | None" = None,
 ) -> "Plan":
@@ -263,8 +261,6 @@ def plan(
         price_per_gpu_hour: in any currency; None omits the cost.
         overrides: as for :func:`load_config`.
         cores: CPU cores of each node, which load the data; None assumes 12 per GPU.
-        source: ``"clips"`` for the output of ``prepare clips``, ``"videos"`` for others; None looks
-            at ``data.path``, or assumes ``"videos"``.
         rate_per_core: examples/s that a core loads, as measured; None takes recorded rates.
         efficiency: a file that ``jaxtrain bench --efficiency`` wrote on the same kind of GPU; None
             assumes a range.
@@ -273,7 +269,6 @@ def plan(
         InputError: wrong use, or the step cannot be compiled.
     """
     from jaxtrain.config import Run, invocation
-    from jaxtrain.planning.input_rate import Source
     from jaxtrain.planning.planner import predict
 
     _check_types(
@@ -283,7 +278,6 @@ def plan(
         price_per_gpu_hour=(price_per_gpu_hour, float | None),
         overrides=(overrides, _Changes),
         cores=(cores, int | None),
-        source=(source, Source | None),
         rate_per_core=(rate_per_core, float | None),
         efficiency=(efficiency, str | None),
     )
@@ -295,7 +289,6 @@ def plan(
             price=price_per_gpu_hour,
             changes=overrides or {},
             cores=cores,
-            source=source,
             rate_per_core=rate_per_core,
             efficiency=None if efficiency is None else Path(efficiency),
         )

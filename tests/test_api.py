@@ -186,7 +186,6 @@ def test_a_run_starts_in_the_main_thread_only() -> None:
 
 def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
-    clips = Host(cores=26, source="clips")
 
     class Recorded:
         def __init__(self, *arguments: object) -> None:
@@ -204,11 +203,17 @@ def test_a_plan_takes_a_run_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> 
         gpus="1x2",
         overrides={"model.decoder_widths": [64, 32, 16, 16]},
         cores=26,
-        source="clips",
     )
     assert asked == [
         ("demo_gpt", ["--loop.steps", "7", "--data.batch_size", "8"], "h100", None, None, Host()),
-        ("demo", ["--model.decoder_widths", "64", "32", "16", "16"], None, "1x2", None, clips),
+        (
+            "demo",
+            ["--model.decoder_widths", "64", "32", "16", "16"],
+            None,
+            "1x2",
+            None,
+            Host(cores=26),
+        ),
     ]
     with pytest.raises(jaxtrain.InputError, match="was not loaded from a config"):
         jaxtrain.plan(dataclasses.replace(run, model=None))
@@ -245,9 +250,6 @@ def test_wrong_types_are_one_error_before_anything_starts() -> None:
     assert _refused(jaxtrain.plan, "demo", price_per_gpu_hour="x", cores=1.5) == (
         "price_per_gpu_hour takes a number or None, not 'x'; also: "
         "cores takes a whole number or None, not 1.5"
-    )
-    assert _refused(jaxtrain.plan, "demo", source="film") == (
-        "source takes one of videos, clips or None, not 'film'"
     )
     assert _refused(jaxtrain.train, 3) == "config takes text or a Run, not 3"
     assert _refused(jaxtrain.train, "demo", steps="9", overrides=[1]) == (

@@ -386,9 +386,9 @@ class Import(Command):
 
 @dataclasses.dataclass(frozen=True)
 class PrepareClips(InProcesses):
-    """Cuts videos into short clips at training size.
+    """Cuts videos into pieces at training size, which is what training reads.
 
-    Reading random training clips from these is several times as fast. To resume after a stop,
+    A run does it itself at its start if that takes less than half an hour. To resume after a stop,
     repeat the command.
     """
 
@@ -397,7 +397,7 @@ class PrepareClips(InProcesses):
     source: Annotated[str, "SOURCE"]
     """the original videos, as --data.path accepts them"""
     out: Annotated[str, "OUT"]
-    """folder of the prepared clips, to be used as --data.path; may be s3://BUCKET/PATH or
+    """folder of the pieces, to be used as --data.path; may be s3://BUCKET/PATH or
     gs://BUCKET/PATH"""
     _: dataclasses.KW_ONLY
     height: Annotated[int, "N"] = 480
@@ -405,16 +405,16 @@ class PrepareClips(InProcesses):
     width: Annotated[int, "N"] = 720
     """width of a training clip, pixels"""
     min_crop_scale: Annotated[float, "X"] = 0.8
-    """smallest data.min_crop_scale that the clips are large enough for"""
+    """smallest data.min_crop_scale that the pieces are large enough for"""
     frames: Annotated[int, "N"] = 96
-    """maximum frames per prepared clip"""
+    """frames per piece; the last one of a shot has up to --min-frames - 1 more"""
     min_frames: Annotated[int, "N"] = 24
-    """minimum frames per prepared clip; shorter pieces are dropped"""
+    """minimum frames per piece; shorter ones are dropped"""
     min_side: Annotated[int, "N"] = 64
     """minimum length of a video's shorter side, pixels; smaller videos are dropped"""
     gop: Annotated[int, "N"] = 8
     """frames between keyframes"""
-    quantizer: Annotated[int, "N"] = 3
+    quantizer: Annotated[int, "N"] = 2
     """MPEG-4 quality, from 1 (best) to 31"""
     keep_cuts: bool = False
     """do not split at hard cuts"""
@@ -430,6 +430,21 @@ class PrepareTokens(OfConfig, InProcesses, Json):
     """
 
     module = "prepare_tokens"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareSets(Command):
+    """Lists the clips that runs have cut from videos into the cache, and deletes old ones.
+
+    A run whose videos no complete set in the cache was made of cuts them again.
+    """
+
+    module = "prepare_sets"
+
+    cache_dir: Annotated[str | None, "DIR"] = None
+    """the cache (default: $JAXTRAIN_CACHE, or else ~/.cache/jaxtrain)"""
+    prune: Annotated[int | None, "DAYS"] = None
+    """delete the sets that no run has used for so many days"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -470,9 +485,6 @@ class Plan(OfConfig, Json):
     """time limit of --fit in seconds; an alternative takes about 30 (default: 300)"""
     cores: Annotated[int | None, "N"] = None
     """CPU cores (vCPUs) of each node, which load the data (default: 12 per GPU)"""
-    source: Literal["videos", "clips"] | None = None
-    """clips for the output of prepare clips, videos for all others (default: that of data.path if
-    it is on this machine, else videos)"""
     rate_per_core: Annotated[float | None, "R"] = None
     """examples/s that a core loads, such as the rate of the loader that doctor measures, divided by
     its workers (default: recorded rates)"""
@@ -652,6 +664,7 @@ TABLE: Mapping[str, type[Command]] = {
     "prepare clips": PrepareClips,
     "prepare tokens": PrepareTokens,
     "prepare latents": PrepareLatents,
+    "prepare sets": PrepareSets,
     "plan": Plan,
     "doctor": Doctor,
     "compare": Compare,

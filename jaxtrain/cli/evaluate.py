@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from jaxtrain.storage import addresses, atomic
 from jaxtrain.telemetry import formats, images
 
 if TYPE_CHECKING:
-    from jaxtrain.data.video.index import Entry
     from jaxtrain.inference.compare import Comparison, Drawn
 
 _MOST_SOURCES = 3
@@ -79,7 +78,7 @@ def main(flags: commands.Evaluate) -> int:
             **size,
             clips=flags.clips,
             say=terminal.say,
-            entries=None if flags.split == "all" else _held_out(flags.sources, flags.data),
+            only=None if flags.split == "all" else _held_out(flags.sources, flags.data),
         )
     else:
         clips = evaluation_clips.from_the_start(
@@ -184,8 +183,8 @@ def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None
             raise InputError(f"--{name.replace('_', '-')} {value}: {reason}; omit the flag")
 
 
-def _held_out(sources: Sequence[Path], data: str) -> Sequence["Entry"] | None:
-    """Returns the videos on which no source was trained; None if none was trained on this data.
+def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
+    """Returns the videos on which no source was trained; None if none was trained on these.
 
     Raises:
         InputError: the data have changed since, so that the split of a run is unknown.
@@ -194,7 +193,7 @@ def _held_out(sources: Sequence[Path], data: str) -> Sequence["Entry"] | None:
     from jaxtrain.interop import weights
     from jaxtrain.models import from_file
 
-    held_out: dict[str, Entry] | None = None
+    held_out: set[str] | None = None
     for source in sources:
         meta = weights.run_meta(source)
         trained_on = meta.get("config", {}).get("data", {})
@@ -209,15 +208,15 @@ def _held_out(sources: Sequence[Path], data: str) -> Sequence["Entry"] | None:
                 "changed since, so what it was not trained on is unknown: pass --split all to "
                 "measure all of them, or other videos"
             )
-        validates = {entry.path: entry for entry in opened.val.entries}  # type: ignore[attr-defined]
+        videos = opened.val.videos  # type: ignore[attr-defined]
+        names = videos.table.names
+        validates = {names[number] for number in videos.chosen.tolist()}
+        held_out = validates if held_out is None else held_out & validates
         terminal.say(
             f"{source} was trained on --data {addresses.public(data)}: measuring only what it "
             "validates on; --split all measures everything"
         )
-        held_out = {
-            path: entry for path, entry in validates.items() if held_out is None or path in held_out
-        }
-    return None if held_out is None else list(held_out.values())
+    return held_out
 
 
 def _is_same(trained_on: str | None, data: str) -> bool:

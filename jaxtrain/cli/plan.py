@@ -30,7 +30,7 @@ def main(flags: commands.Plan) -> int:
 
 
 def _plan(flags: commands.Plan) -> int:
-    host = input_rate.Host(cores=flags.cores, source=flags.source, per_core=flags.rate_per_core)
+    host = input_rate.Host(cores=flags.cores, per_core=flags.rate_per_core)
     check_numbers(host, flags.price_per_gpu_hour)
     planner = Planner(
         flags.config,

@@ -257,7 +257,7 @@ def _encode_file(
     encoded = latent_files.encode(model, video, target, storage, check)
     about = {"frames": encoded.frames, "shape": list(encoded.shape), "off_s": encoded.off_s}
     note = _note(video, encoded)
-    return about | ({"note": note} if note else {})
+    return about | ({"notes": [note]} if note else {})
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:

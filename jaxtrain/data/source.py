@@ -63,7 +63,6 @@ class Sources:
         files_to_keep: name and content of files that each checkpoint stores, so that the model can
             be used without the data, such as a tokenizer.
         decode: turns token ids into text.
-        faster: advice on making this data cheaper to read; may be empty.
         example_file: path of an input file, on which a user can try the model; may be empty.
     """
 
@@ -74,7 +73,6 @@ class Sources:
     summary: str
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = as_numbers
-    faster: str = ""
     example_file: str = ""
 
     @property

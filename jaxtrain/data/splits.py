@@ -27,6 +27,7 @@ _ALONE: dict[str, Side] = {
     **_WORDS,
     **dict.fromkeys(("validate", "eval", "evaluation", "heldout", "holdout"), "val"),
 }
+_INITIALS = {word[0] for word in _ALONE}
 # What may follow a word that is alone, such as the number of a part: train1, val-00000-of-00008.
 _NUMBER = re.compile(r"[-_.]*\d+([-_.]+of[-_.]+\d+)?$")
 _SHOWN = 5  # names in a line on the console
@@ -72,6 +73,8 @@ def common_depth(names: Sequence[str]) -> int:
 
 def says_side(part: str) -> Side | None:
     """Returns the side that a folder or a file without suffixes has as its name, up to a number."""
+    if part.lstrip("-_")[:1].lower() not in _INITIALS:  # most of a million
+        return None
     return _ALONE.get(_NUMBER.sub("", part.lower()).replace("-", "").replace("_", ""))
 
 

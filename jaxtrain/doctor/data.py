@@ -120,26 +120,25 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
             quarantine=quarantine,
         )
         more = sorted(quarantine.found() - {bad.path for bad in sources.bad})
-    yield judged(rate, limits.cores(), sources.faster)
+    yield judged(rate, limits.cores())
     if more:
         yield _broken(f"the trial found {len(more)} more broken files", more)
 
 
-def judged(rate: Rate, cores: int, faster: str = "") -> Finding:
-    """Reports the loader's rate; ``faster`` is advice on making this data cheaper to read."""
+def judged(rate: Rate, cores: int) -> Finding:
+    """Reports the loader's rate."""
     workers, core = counted(rate.workers, "worker"), _number(rate.of_a_core)
     if rate.examples_per_second is not None:
-        more = f"; {faster} makes it faster" if faster else ""
         return ok(
             f"the loader delivers {_number(rate.examples_per_second)} examples/s with {workers}, "
             f"one core alone {core} (measured); {invocation.program()} plan shows what the step "
-            f"needs{more}"
+            "needs"
         )
     seen = (
         f"almost no batches arrived in {LONGEST_S:.0f} s with {workers} on {cores} cores; one core "
         f"alone loads {core} examples/s"
     )
-    return problem(seen, faster or f"try --data.workers {cores // 2}, and check uptime for load")
+    return problem(seen, f"try --data.workers {cores // 2}, and check uptime for load")
 
 
 def _too_many(complaint: str, bad: Iterable[object]) -> Finding:

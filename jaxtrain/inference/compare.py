@@ -19,7 +19,6 @@ from flax import nnx
 
 from jaxtrain.config import Precision
 from jaxtrain.data.video.evaluation_clips import Clip
-from jaxtrain.data.video.files import video_of
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import frechet, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
@@ -164,10 +163,10 @@ class Meter:
                 results[number] = result
                 each_clip()
                 continue
-            bad = result or BadExample(clip.entry.path, resumable.KILLS)
-            if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.entry.file):
+            bad = result or BadExample(clip.run.path, resumable.KILLS)
+            if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.run.file):
                 raise InputError(
-                    f"{clip.entry.file} does not exist on a node of the Ray cluster: use a folder "
+                    f"{clip.run.file} does not exist on a node of the Ray cluster: use a folder "
                     "that all nodes share under the same path"
                 )
             say(f"skipped: {bad}")
@@ -203,7 +202,7 @@ class Meter:
             name for name in values[0] if not any(np.isnan(of_model[name]) for of_model in values)
         ]
         measured = ClipMetrics(
-            video=clip.entry.name,
+            video=clip.run.name,
             place=clip.place,
             values=tuple({name: of_model[name] for name in defined} for of_model in values),
         )
@@ -216,7 +215,7 @@ class Meter:
             clips: those that were measured.
             measured: from :meth:`measure`.
         """
-        by_place = {(clip.entry.name, clip.place): clip for clip in clips}
+        by_place = {(clip.run.name, clip.place): clip for clip in clips}
         ranked = sorted(measured, key=lambda one: float(np.mean([of["psnr"] for of in one.values])))
         return [self._drawn(by_place[one.video, one.place], one) for one in ranked[:_WORST]]
 
@@ -232,7 +231,7 @@ class Meter:
             own = (f"reconstruction{of_model}, {values['psnr']:.1f} dB", f"error{of_model}")
             labels += [samples.ROWS[0], *own] if not number else own
         image = np.asarray(samples.in_a_row(jnp.concatenate(rows, axis=1)))
-        return Drawn(clip.entry.name, clip.place, image, tuple(labels))
+        return Drawn(clip.run.name, clip.place, image, tuple(labels))
 
     def rfvd(self) -> list[float]:
         """Returns each model's Fréchet video distance over the measured clips; [] without features.
@@ -249,7 +248,7 @@ class Meter:
         for source, numbers in zip((model.source for model in self.models), values, strict=True):
             if not np.isfinite(numbers[_ALWAYS_A_NUMBER]):
                 raise InputError(
-                    f"{source} reconstructs {clip.entry.name} with NaN/Inf (psnr "
+                    f"{source} reconstructs {clip.run.name} with NaN/Inf (psnr "
                     f"{numbers[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier "
                     "checkpoint"
                 )
@@ -363,7 +362,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
         for clip in measured:
             if name in clip.values[0]:
                 values = [of_model[name] for of_model in clip.values]
-                of_video.setdefault(video_of(clip.video), []).append(values)
+                of_video.setdefault(clip.video, []).append(values)
         if not of_video:
             continue  # undefined for every clip
         table = np.array([np.mean(values, axis=0) for values in of_video.values()])
@@ -374,7 +373,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
             for j in range(i + 1, models)
         }
     return Comparison(
-        videos=len({video_of(clip.video) for clip in measured}),
+        videos=len({clip.video for clip in measured}),
         clips=len(measured),
         estimates=estimates,
         differences=differences,

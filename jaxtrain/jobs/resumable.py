@@ -20,13 +20,14 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -41,11 +42,14 @@ from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say
 
 WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
+RECORDS = f"{WORK}/records"
 REPORT = "report.json"
+FINISHED = "table"
+"""A folder of a set that is made of the records of all outputs."""
 KILLS = (
     "kills the worker that processes it: if it lacks memory, use fewer workers or larger machines"
 )
-_SET, _COMPLETE, _RECORDS = f"{WORK}/set.json", f"{WORK}/complete.json", f"{WORK}/records"
+_SET, _COMPLETE = f"{WORK}/set.json", f"{WORK}/complete.json"
 _THREADS, _AT_ONCE = 32, 1000  # that read records, and records in memory
 _NAMED = 20  # failed items, and notes, that the console lists
 
@@ -53,7 +57,9 @@ Record = dict[str, Any]
 Make = Callable[["Item", Path], Record]
 """(item, the file or folder to make, which does not exist) -> details for the record, as JSON.
 
-The detail "note" is a message for the user; details that are numbers are summed up.
+The detail "notes" has messages for the user; details that are numbers are summed up. The detail
+"again" says that the next command is to make the output again, because an input could not be read;
+"absent" is the path of one that does not exist on this machine.
 
 Raises:
     BadExample: the content of the input is broken. The item is not tried again until it changes.
@@ -64,6 +70,8 @@ Raises:
 """
 Begin = Callable[[Worker], Make]
 """Prepares a worker, for example loads a model; see :data:`jaxtrain.jobs.engines.Begin`."""
+Finish = Callable[[Path, list[Record]], None]
+"""(the folder to make, which does not exist; the records of all outputs) -> None."""
 Identity = tuple[str | int, ...]
 
 
@@ -84,6 +92,9 @@ class Item:
         is_folder: whether the output is a folder that has its own record
             (:data:`jaxtrain.jobs.record.NAME`) with the details, and whose name changes with the
             input. Failures are then not recorded: the next command tries again.
+        singles: of an item that stands for several inputs, an item for each. They are made in its
+            place if it kills its worker. The detail "failed" of such an item is a dictionary of
+            inputs that failed, name -> reason.
     """
 
     name: str
@@ -92,6 +103,12 @@ class Item:
     value: Any = None
     source: str = ""
     is_folder: bool = False
+    singles: tuple["Item", ...] = ()
+
+    @property
+    def inputs(self) -> int:
+        """Returns how many inputs the item stands for."""
+        return len(self.singles) or 1
 
     @property
     def digest(self) -> str:
@@ -165,6 +182,7 @@ def run(
     part: Part = ALL,
     doing: str = "preparing",
     things: str = "files",
+    finish: Finish | None = None,
 ) -> Outcome:
     """Makes the outputs that do not exist yet.
 
@@ -180,6 +198,7 @@ def run(
         part: which items this command makes.
         doing: the work, for messages, such as "cutting".
         things: the inputs, for messages, such as "videos".
+        finish: writes the folder :data:`FINISHED` of a complete set.
 
     Raises:
         InputError: OUT has outputs with other settings, two items have the same output, or another
@@ -196,37 +215,43 @@ def run(
     with place.opened(say):
         if settings is not None:
             _check_set(place, current, part)
-        tally, todo = _Tally(), []
+        tally, todo = _Tally(), list[Item]()
         mine = listed[part.index :: part.count]
-        for item, record in zip(mine, place.records(mine), strict=True):
-            if _is_current(record, item) and record.get("final", True):
+        for item, record in _current(place, mine):
+            if record is not None and record.get("final", True):
                 tally.add(record)
             else:
                 todo.append(item)
+        total = sum(item.inputs for item in mine)
         skipped, failed, notes = tally.made, len(tally.failed), 0
         if tally.count:
             before = f"; {failed:,} failed before, without a change since" if failed else ""
-            say(f"{skipped:,} of {len(mine):,} {things} are already done{before}")
+            say(f"{skipped:,} of {total:,} {things} are already done{before}")
         mark = place.mark() if isinstance(engine, Ray) else None
         work = functools.partial(_begin, begin, place, mark)
-        with progress_bar.counted(doing, things, len(mine), tally.count, say) as show:
-            for item, result in engine.map(work, todo):
+        with progress_bar.counted(doing, things, total, tally.count, say) as show:
+            again = list[Item]()
+            for item, result in _chained(lambda items: engine.map(work, items), todo, again):
                 record = _failed(item, KILLS) if result is None else result
                 if result is None:
                     place.remove(item.output)  # of an earlier version of the input
                     place.write_record(item, record)
+                    if item.singles:
+                        again += item.singles
+                        continue
                 if "absent" in record:
                     _check_seen(*record["absent"])
+                told = len(tally.failed)
                 tally.add(record)
-                if "error" in record:
-                    _say_failure(item, record["error"], len(tally.failed) - failed, say)
-                elif note := record["details"].get("note"):
+                for name, why in itertools.islice(tally.failed.items(), told, None):
+                    _say_failure(item, name, why, len(tally.failed) - failed, say)
+                for note in record.get("details", {}).get("notes", ()):
                     notes += 1
                     _say_first(note, notes, "more lines of this kind follow, for other inputs", say)
                 show(tally.count, len(tally.failed))
         left = 0
         if settings is not None:
-            left = _complete(place, current, listed, part, tally, say)
+            left = _complete(place, current, listed, part, finish, say)
     return Outcome(tally.made - skipped, skipped, dict(tally.failed), left, dict(tally.totals))
 
 
@@ -235,10 +260,15 @@ def check_complete(out: Path | str) -> None:
 
     Raises:
         InputError: the set is not complete.
+        DiskAway: the folder cannot be read now.
     """
     place = _place(out)
-    current = place.read(_SET)
-    if current is not None and place.read(_COMPLETE) != current:
+    try:
+        current = place.read(_SET)
+        complete = current is None or place.read(_COMPLETE) == current
+    except OSError as error:
+        raise disks.disk_trouble(error, f"cannot read {out}", "make it readable") from error
+    if not complete:
         raise InputError(
             f"{out} is incomplete: the command that prepares it was stopped, or some of its parts "
             "have not ended: repeat it, and then start this one again"
@@ -246,10 +276,18 @@ def check_complete(out: Path | str) -> None:
 
 
 def settings_of(out: Path | str) -> dict[str, Any] | None:
-    """Returns the settings of a folder's set; None if :func:`run` has not written there."""
+    """Returns the settings of a folder's set; None if :func:`run` has not written there.
+
+    Raises:
+        DiskAway: the folder cannot be read now.
+    """
     try:
         return dict(json.loads(_place(out).read(_SET) or b"")["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        if disks.is_away(error):
+            raise disks.disk_trouble(error, f"cannot read {out}", "make it readable") from error
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -270,6 +308,29 @@ def _check_distinct(items: Sequence[Item]) -> None:
                     f"the output {item.output} of {item.name} would be inside that of "
                     f"{names[above]}: rename one, or prepare them in separate folders"
                 )
+
+
+def _chained(
+    run: Callable[[list[Item]], Iterable[tuple[Item, Record | None]]], *lists: list[Item]
+) -> Iterator[tuple[Item, Record | None]]:
+    """Yields the results of one list after the other, which may grow until then."""
+    for items in lists:
+        yield from run(items)
+
+
+def _current(place: "_Place", items: Sequence[Item]) -> Iterator[tuple[Item, Record | None]]:
+    """Yields each item with its record, if that is of the input as it is now; else with None.
+
+    In place of an item that killed its worker, yields those for its single inputs.
+    """
+    for item, record in zip(items, place.records(items), strict=True):
+        if not _is_current(record, item):
+            yield item, None
+        elif item.singles and record.get("error") == KILLS:
+            for single, of_single in zip(item.singles, place.records(item.singles), strict=True):
+                yield single, of_single if _is_current(of_single, single) else None
+        else:
+            yield item, record
 
 
 def _is_current(record: Record | None, item: Item) -> TypeGuard[Record]:
@@ -293,13 +354,16 @@ class _Tally:
         if "error" in record:
             self.failed[record["name"]] = record["error"]
             return
-        self.made += 1
-        self.totals.update({k: v for k, v in record["details"].items() if isinstance(v, int)})
+        details = record["details"]
+        self.failed |= details.get("failed", {})
+        self.made += details.get("inputs", 1) - len(details.get("failed", {}))
+        more = {name: value for name, value in details.items() if name != "inputs"}
+        self.totals.update({k: v for k, v in more.items() if type(v) is int})
 
 
-def _say_failure(item: Item, error: str, count: int, say: Say) -> None:
+def _say_failure(item: Item, name: str, error: str, count: int, say: Say) -> None:
     is_named = item.source and item.source in error
-    line = f"failed: {error}" if is_named else f"failed: {item.name}: {error}"
+    line = f"failed: {error}" if is_named else f"failed: {name}: {error}"
     _say_first(line, count, "more have failed", say)
 
 
@@ -369,22 +433,35 @@ def _refuse_others(place: "_Place") -> None:
 
 
 def _complete(
-    place: "_Place", current: Record, listed: Sequence[Item], part: Part, tally: _Tally, say: Say
+    place: "_Place",
+    current: Record,
+    listed: Sequence[Item],
+    part: Part,
+    finish: Finish | None,
+    say: Say,
 ) -> int:
     """Writes the report and marks the set as complete; else returns how many inputs are left."""
     everything, left = _Tally(), 0
-    if part.count == 1:
-        everything = tally
-    else:
-        for item, record in zip(listed, place.records(listed), strict=True):
-            if _is_current(record, item):
-                everything.add(record)
-            else:
-                left += 1
+    made = list[tuple[Item, Record]]()
+    for item, record in _current(place, listed):
+        if record is None:
+            left += item.inputs
+        else:
+            everything.add(record)
+            made.append((item, record))
     if left:
-        say(f"{part} is done; other parts have {left:,} of {len(listed):,} inputs left")
+        total = sum(item.inputs for item in listed)
+        say(f"{part} is done; other parts have {left:,} of {total:,} inputs left")
         return left
-    stray = place.stray(listed)
+    if finish is not None:
+        with place.working() as folder:
+            finish(folder / FINISHED, [record for _, record in made if "error" not in record])
+            records.write(folder / FINISHED, {})
+            place.publish(FINISHED, folder / FINISHED)
+    stray = place.stray(
+        [item for item, _ in made],
+        {single.name for item in listed for single in item.singles or (item,)},
+    )
     if stray:
         say(
             f"warning: OUT {place.where} has {len(stray):,} outputs of inputs that are no longer "
@@ -432,6 +509,10 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
             else:
                 files = records.files_of(made)
             record = {**_record(item), "details": details, "files": files}
+            if details.get("again"):
+                record["final"] = False
+            if path := details.get("absent"):
+                record["absent"] = [path, socket.gethostname()]
             place.publish(item.output, made)
         except BadExample as bad:
             # The system's errors, such as a missing permission, may be gone the next time.
@@ -631,15 +712,34 @@ class _Place(abc.ABC):
         if not item.is_folder:
             self.write(_record_name(item.digest), json.dumps(record))
 
-    def stray(self, items: Iterable[Item]) -> list[str]:
-        """Returns the outputs of other items than these, if they exist."""
-        current, size_of, outputs = {_record_name(item.digest) for item in items}, self.sizes(), []
-        for name in self.names_of_records():
+    def stray(self, items: Iterable[Item], inputs: Set[str]) -> list[str]:
+        """Returns the outputs of other items than these, if they exist.
+
+        Removes those whose inputs are now in other items.
+
+        Args:
+            items: the current ones.
+            inputs: names of all inputs.
+        """
+        listed = list(items)
+        current = {_record_name(item.digest) for item in listed}
+        replaced = {item.output for item in listed}
+        size_of, outputs = self.sizes(), []
+        for name in list(self.names_of_records()):
             record = None if name in current else _parsed(self.read(name))
-            if record is not None and "error" not in record:
-                files = (f"{record['output']}/{file}".rstrip("/") for file in record["files"])
-                if any(size_of(file) is not None for file in files):
-                    outputs.append(record["output"])
+            if record is None or "error" in record:
+                continue
+            if record["output"] in replaced:  # by one of a group with more or fewer inputs
+                self.remove(name)
+                continue
+            files = (f"{record['output']}/{file}".rstrip("/") for file in record["files"])
+            if not any(size_of(file) is not None for file in files):
+                continue
+            if set(record["details"].get("members", [""])) <= inputs:
+                self.remove(record["output"])
+                self.remove(name)
+            else:
+                outputs.append(record["output"])
         return sorted(outputs)
 
 
@@ -651,7 +751,7 @@ def _place(out: Path | str, key: str = "") -> _Place:
 
 
 def _record_name(digest: str) -> str:
-    return f"{_RECORDS}/{digest[:2]}/{digest[2:]}.json"
+    return f"{RECORDS}/{digest[:2]}/{digest[2:]}.json"
 
 
 class _Folder(_Place):
@@ -691,7 +791,7 @@ class _Folder(_Place):
         return next((name for name in names if name[0] != "."), None)
 
     def names_of_records(self) -> Iterable[str]:
-        for path in (self._top / _RECORDS).glob("*/[!.]*.json"):
+        for path in (self._top / RECORDS).glob("*/[!.]*.json"):
             yield path.relative_to(self._top).as_posix()
 
     def publish(self, output: str, made: Path) -> None:
@@ -737,7 +837,7 @@ class _Bucket(_Place):
         return min((name for name in self._store.sizes() if name[0] != "."), default=None)
 
     def names_of_records(self) -> Iterable[str]:
-        return self._store.sizes(_RECORDS)
+        return self._store.sizes(RECORDS)
 
     def publish(self, output: str, made: Path) -> None:
         if made.is_file():

@@ -6,14 +6,10 @@ two are given; ``plan --rate-per-core`` replaces them, for example by what ``doc
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 from jaxtrain import config
 from jaxtrain.data import worker_count
-from jaxtrain.errors import InputError
-
-Source = Literal["videos", "clips"]
 
 CORES_PER_GPU = 12
 """Assumed: 96 cores for 8 A100, H100, or H200 in Azure's ND96asr_v4, ND96isr_H100_v5, and
@@ -71,16 +67,13 @@ def _relative_pixels(model: Any) -> float:
 
 
 KINDS = {
-    # Of a clip's 217 ms, 15 are its own frames: cropping and scaling. Decoding the frames before
-    # them does not depend on the clip, but on the file: these are 1280x720.
-    "videos": Kind("1280x720 videos, distant keyframes", "clips", 1.9, 4.6, fixed=0.93, cut=0.07),
     # `most` was measured beside other work on cores like the faster machine's. `least` is not
     # measured, but scaled by the rates of H.264 clips on both machines, 11.0 and 22.7. Of a clip's
     # 21 ms, opening the file takes 0.5. What each example and its pixels take was measured with
     # data.crop and data.crops_per_clip (benchmarks/LOG.md).
-    "clips": Kind("prepared clips", "clips", 22.9, 47.3, fixed=0.03, each=0.005, cut=0.1),
+    "clips": Kind("clips of pieces", "clips", 22.9, 47.3, fixed=0.03, each=0.005, cut=0.1),
     "clips, resized on the host": Kind(
-        *("prepared clips, resized on the host", "clips", 13.9, 28.7),
+        *("clips of pieces, resized on the host", "clips", 13.9, 28.7),
         fixed=0.02,
         each=0.016,
         cut=0.43,
@@ -96,13 +89,10 @@ class Host:
 
     Attributes:
         cores: CPU cores of a host; None assumes :data:`CORES_PER_GPU`.
-        source: ``clips`` for the output of ``prepare clips``, ``videos`` for others; None looks at
-            the data, or assumes ``videos``.
         per_core: examples/s of a core, measured; replaces the table.
     """
 
     cores: int | None = None
-    source: Source | None = None
     per_core: float | None = None
 
 
@@ -112,7 +102,7 @@ class Input:
 
     Attributes:
         kind: key of :data:`KINDS`.
-        what: describes the kind, and how it is known.
+        what: describes the kind.
         per_core: least and most examples/s of a core.
         cores: CPU cores of the host.
         assumed: whether ``cores`` is an assumption.
@@ -148,11 +138,8 @@ def predict(
         nodes: number of hosts.
         host: what is known about them.
         step: least and most seconds of a step without waiting; None if unknown.
-
-    Raises:
-        InputError: the kind of source does not fit the config's data.
     """
-    kind, how = _kind(run, host.source)
+    kind = _kind(run)
     cores = host.cores or CORES_PER_GPU * gpus
     rows = run.data.batch_size / nodes
     whole_rows = max(1, round(rows))
@@ -164,7 +151,7 @@ def predict(
     if workers > 1 or nodes > 1:
         reads = worker_count.reads_per_block(whole_rows, workers, gpus, run.data.block)
     per_core = KINDS[kind].per_core(run, reads / run.data.block)
-    what = f"{KINDS[kind].what} ({how})"
+    what = KINDS[kind].what
     if host.per_core is not None:
         what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
     least, most = (rate * max(1, min(workers, cores)) for rate in per_core)
@@ -190,25 +177,12 @@ def predict(
     )
 
 
-def _kind(run: config.Run, source: Source | None) -> tuple[str, str]:
-    """Returns the key of a kind, and how it is known."""
+def _kind(run: config.Run) -> str:
+    """Returns the key of a kind."""
     kind: str | None = run.data.input_kind
     if kind is not None:
-        if source is not None:
-            raise InputError(
-                f"--source {source} is for videos; the data of {run.name} is text: omit it"
-            )
-        return kind, "from the config"
-    how, on_device = "--source", run.data.convert_on != "host"
-    if source is None:
-        source, how = "videos", "assumed"
-        if run.data.path is not None and Path(run.data.path).expanduser().exists():
-            prepared = run.data.is_prepared(Path(run.data.path).expanduser())
-            source, how = ("clips" if prepared else "videos"), f"from {run.data.path}"
-            on_device = run.data.converts_on_device(run.model)
-    if source == "clips" and not on_device:
-        return "clips, resized on the host", how
-    return source, how
+        return kind
+    return "clips" if run.data.converts_on_device(run.model) else "clips, resized on the host"
 
 
 def _advice(
@@ -222,10 +196,11 @@ def _advice(
     """Returns what to do about input that may be slower than the step, in numbers."""
     lines = []
     used = min(predicted.workers, predicted.cores)
-    if not predicted.measured and predicted.kind == "videos":
-        clips = predict(run, gpus, nodes, dataclasses.replace(host, source="clips")).per_core
+    if not predicted.measured and predicted.kind == "clips, resized on the host":
+        device = dataclasses.replace(run, data=dataclasses.replace(run.data, convert_on="device"))
+        clips = predict(device, gpus, nodes, host).per_core
         factor = math.sqrt(math.prod(clips) / math.prod(predicted.per_core))
-        lines.append(f"jaxtrain prepare clips, once: {factor:.1f} times the clips/s")
+        lines.append(f"--data.convert_on device: {factor:.1f} times the clips/s")
     if getattr(run.data, "crop", None) is not None:
         several = 2 * run.data.crops_per_clip
         more = dataclasses.replace(run.data, crops_per_clip=several)

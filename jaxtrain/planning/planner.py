@@ -218,9 +218,6 @@ class Planner:
             nodes, self._per_node = parse_devices(devices)
             self._added = spread(run, nodes, self._per_node)
             self.said.append(f"--gpus {devices}: {' '.join(self._added)}")
-        if host.source == "clips" and getattr(run.data, "convert_on", "") is None:
-            # A run sees this in the folder that `prepare clips` wrote.
-            self._added = overrides.merged(self._added, ("--data.convert_on", "device"))
         self._run = config.load(name, self.settings)
         wanted = self._run.mesh.devices
         if wanted > self._per_node and wanted % self._per_node:
@@ -329,7 +326,6 @@ def predict(
     price: float | None,
     changes: Mapping[str, Any],
     cores: int | None = None,
-    source: input_rate.Source | None = None,
     rate_per_core: float | None = None,
     efficiency: Path | None = None,
 ) -> Plan:
@@ -347,7 +343,7 @@ def predict(
                 "another process: pass a config's name or path, and overrides"
             )
         name, typed = given[1], [*given[2:], *typed]
-    host = input_rate.Host(cores=cores, source=source, per_core=rate_per_core)
+    host = input_rate.Host(cores=cores, per_core=rate_per_core)
     check_numbers(host, price)
     return Planner(name, typed, gpu, devices, price, host, efficiency).plan()
 

@@ -61,7 +61,7 @@ CUDNN = 0.5 * GIB
 
 HOUR_S = 3600.0
 START_S = 60.0
-"""Assumed: imports, connecting the processes, opening indexed data, starting the workers. On two
+"""Assumed: imports, connecting the processes, opening the data, starting the workers. On two
 CPU cores, a run of ``demo`` took 9 s for it (benchmarks/RESULTS.md, "first step after")."""
 FORWARD = 1 / 3
 """Work of a validation example as a fraction of a training example's, if they are equally large: a

@@ -49,7 +49,7 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     words = error.strerror or reason(error)
     first = cure_of(words)
     message = f"{what} ({words}): {f'{first}, or ' if first else ''}{cure}"
-    if error.errno in (*_AWAY, *_SCARCE):
+    if is_away(error):
         return DiskAway(message)
     return RunAgain(message) if first else InputError(message)
 
@@ -154,6 +154,11 @@ def check_room(folder: Path, need: int, what: str, cure: str) -> None:
             f"fetching {what} needs {need:,} bytes, but only {free:,} {are} free in {folder}: "
             f"{cure}"
         )
+
+
+def is_away(error: OSError) -> bool:
+    """Returns whether what failed may work again later: the disk does not respond, for example."""
+    return error.errno in (*_AWAY, *_SCARCE)
 
 
 def is_full(error: OSError) -> bool:

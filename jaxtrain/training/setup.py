@@ -606,7 +606,6 @@ def open_step(
         directory.mesh,
         bad_in_a_row=int(state.skip_step["bad_in_a_row"]),
         waits=flags.debug,
-        faster=data.sources.faster,
         keep=keep,
     )
     stack.callback(recorder.close)

@@ -70,7 +70,6 @@ class StepRecorder:
         bad_in_a_row: bad steps in a row at ``position``.
         waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
             at once; otherwise its throughput window would end with the following step.
-        faster: advice on making the data cheaper to read; may be empty.
         keep: saves a bad step that ends the run, given the state at the end; returns the command
             that examines it, or "".
 
@@ -91,11 +90,10 @@ class StepRecorder:
         *,
         bad_in_a_row: int = 0,
         waits: bool = False,
-        faster: str = "",
         keep: Callable[[KeptStep, State], str] = lambda bad, state: "",
     ) -> None:
         self._run = run
-        self._waits, self._faster, self._keep = waits, faster, keep
+        self._waits, self._keep = waits, keep
         self._log = log
         self._phases = phases
         self._total = total
@@ -341,8 +339,7 @@ class StepRecorder:
                 allowed = f"{workers} worker{'' if workers == 1 else 's'}"
                 fewer = "" if jax.default_backend() == "cpu" else ", or fewer GPUs"
                 more = f"use a host with more CPU cores (they allow {allowed}){fewer}"
-            fix = f"{self._faster}; or {more}" if self._faster else more
-            self.say(f"training waits for data {fraction:.0%} of the time (measured): {fix}")
+            self.say(f"training waits for data {fraction:.0%} of the time (measured): {more}")
 
 
 def _measured(values: Mapping[str, float]) -> str:

@@ -31,7 +31,9 @@ base = config.named("demo")
 run = dataclasses.replace(
     base,
     model=video_ae.Config.tiny(),
-    data=dataclasses.replace(base.data, demo=False, batch_size=8, workers=0, train_split=0.7),
+    data=dataclasses.replace(
+        base.data, demo=False, batch_size=8, workers=0, train_split=0.7, max_bad_share=0.2
+    ),
     mesh=dataclasses.replace(base.mesh, data=8),
     loop=dataclasses.replace(
         base.loop, steps=2, log_every=1, eval_every=2, eval_examples=8, hang_timeout_s=None
@@ -82,12 +84,12 @@ def test_clips_then_latents_then_training(
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     printed = capsys.readouterr().out
-    assert "12 of them new (36 clips in total)" in printed
+    assert "6 of them new (36 clips in total)" in printed
     assert "--data.windows fixed --data.teacher teacher-" in printed
     kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
     assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0
     assert " 0 of them new" in capsys.readouterr().out
-    assert json.loads((tmp_path / "made.json").read_text())["videos"] == 12
+    assert json.loads((tmp_path / "made.json").read_text())["videos"] == 6
 
     assert _main(*run) == 0
     printed = capsys.readouterr().out

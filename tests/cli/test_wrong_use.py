@@ -44,8 +44,8 @@ B1 = "--change '--optim.b1 0.8'"
         ("plan --config demo --gpu h1000", "did you mean h100"),
         ("plan --config demo --gps 1x8", "plan: unknown flag --gps; did you "),
         (
-            "plan --config demo --source film",
-            "--source takes one of videos, clips, not 'film'",
+            "prepare clips /tmp out --engine spark",
+            "--engine takes one of local, ray, not 'spark'",
         ),
         ("plan --config h100_16 --gpus 3x8", "cannot be split over 24 devices"),
         (

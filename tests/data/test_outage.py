@@ -28,7 +28,9 @@ VIDEO = (
 def test_an_outage_of_the_data_disk(tmp_path: Path) -> None:
     library = disk_outage.build(tmp_path)
     for film in range(8):
-        sample_videos.write(tmp_path / "films" / f"{film}.mp4", 12)
+        sample_videos.write(tmp_path / "originals" / f"{film}.mp4", 12)
+    size = ("--height", "16", "--width", "16", "--min-frames", "8", "--min-side", "16")
+    program.run(tmp_path, "prepare", "clips", tmp_path / "originals", tmp_path / "films", *size)
     arguments = (*VIDEO, "--data.path", tmp_path / "films", "--loop.steps", "8")
     arguments += ("--data.workers", "1", "--output-dir")
     program.train(tmp_path, *arguments, "calm")
@@ -45,7 +47,7 @@ def test_an_outage_of_the_data_disk(tmp_path: Path) -> None:
     ended = program.run(tmp_path, *arguments, "ended", **outage, **waits)
     assert ended.returncode == 75, ended.stdout + ended.stderr
     (line,) = ended.stderr.splitlines()
-    assert line.endswith("bring the disk back, and start again")
+    assert "bring the disk back" in line
     assert not list((tmp_path / "ended").glob("quarantine*"))
 
 

@@ -13,7 +13,8 @@ from storage import file_server
 from storage.file_server import Answer, Server
 
 from jaxtrain.data import remote
-from jaxtrain.data.video import files
+from jaxtrain.data.video import files, sets
+from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.bucket import Bucket, Busy
 
@@ -322,7 +323,7 @@ def test_runs_fetch_nothing_by_http(name: str, server: Server, tmp_path: Path) -
         path = str(tmp_path / name)
     words = f"prepare these first with `.* prepare clips {path} OUT`, and pass --data.path OUT"
     with pytest.raises(InputError, match=words) as caught:
-        files.find(path, "--data.path", tmp_path, print)
+        sets.of_path(path, "--data.path", Settings(), tmp_path, print)
     assert SECRET not in str(caught.value)
     assert not server.asked
 

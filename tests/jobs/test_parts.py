@@ -44,7 +44,8 @@ def made(out: Path) -> dict[str, bytes]:
 def test_an_array_of_tasks_makes_what_one_process_makes(tmp_path: Path) -> None:
     videos, alone, out = tmp_path / "videos", tmp_path / "alone", tmp_path / "parts"
     for number in range(VIDEOS):
-        sample.write(videos / f"{number}.mp4", sample.busy(40, number, height=64, width=64))
+        frames = sample.busy(44, number, height=128, width=128)  # large: each has its own tar
+        sample.write(videos / f"{number}.mkv", frames, codec="ffv1", pix_fmt="bgr0")
     output(start(videos, alone))
     victim = start(videos, out, 2)
     wait_for(lambda: len(list(out.rglob("records/*/*.json"))) >= 2, "the first files", seconds=120)

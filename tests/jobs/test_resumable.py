@@ -52,7 +52,7 @@ def copying(folder: Path, worker: engines.Worker) -> resumable.Make:
         (path / "text").write_text(text.upper())
         (path / "deep").mkdir()
         (path / "deep/length").write_text(str(len(text)))
-        return {"characters": len(text), "note": text}
+        return {"characters": len(text), "notes": [text]}
 
     return make
 

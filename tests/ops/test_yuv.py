@@ -1,6 +1,7 @@
 """Resizing and converting on the device equals libswscale's result on the host."""
 
 import functools
+from fractions import Fraction
 
 import av
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.packets import Scan
+from jaxtrain.data.video.reader import Look
 from jaxtrain.ops import yuv
 from jaxtrain.sharding import batch_sharding
 
@@ -47,10 +48,10 @@ def both(
     """Returns a frame of this size, cropped: converted by the host, and by the device."""
     rng = np.random.default_rng(height)
     planes = [noise(rng, height // part, width // part) for part in (1, 2, 2)]
-    info = Scan(0, 1, width, height, 0, False, 0, (), 1.0, 25.0, ())
+    look = Look(width, height, Fraction(1))
     size = {"frames": 1, "height": HEIGHT, "width": WIDTH, "position": position}
-    host = video_frames.Crop(info, **size)
-    device = video_frames.Planes(info, **size, plane_size=ROOM)
+    host = video_frames.Crop(look, **size)
+    device = video_frames.Planes(look, **size, plane_size=ROOM)
     for one in (host, device):
         one.put(0, frame_of(planes))
     sent = [jnp.asarray(device.arrays()[name])[None] for name in ("luma", "chroma", "crop")]

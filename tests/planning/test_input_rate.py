@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import config
-from jaxtrain.errors import InputError
 from jaxtrain.planning import input_rate
 from jaxtrain.planning.input_rate import Host
 
 RUN = config.load("h100_8")  # 128 clips of 12x480x720
 STEP = (0.17, 0.42)
+ON_DEVICE = ["--data.convert_on", "device"]
+DEVICE = config.load("h100_8", ON_DEVICE)
 
 
 def predicted(run: config.Run = RUN, **host: object) -> input_rate.Input:
@@ -23,50 +24,41 @@ def advised(found: input_rate.Input) -> str:
 
 
 @pytest.mark.parametrize(
-    ("typed", "source", "rate"),
+    ("typed", "rate"),
     [
-        ([], "videos", (24 * 1.9, 24 * 4.6)),
-        ([], "clips", (24 * 22.9, 24 * 47.3)),
-        (["--data.clips_per_video", "6"], None, (24 * 1.9, 24 * 4.6)),
-        (["--data.workers", "8"], "clips", (8 * 22.9, 8 * 47.3)),
-        (["--data.workers", "99"], "clips", (26 * 22.9, 26 * 47.3)),  # on 26 cores
-        (["--data.workers", "0"], "clips", (22.9, 47.3)),
-        (["--data.workers", "0", "--data.convert_on", "host"], "clips", (13.9, 28.7)),
+        ([], (24 * 13.9, 24 * 28.7)),
+        (["--data.clips_per_video", "6"], (24 * 13.9, 24 * 28.7)),
+        (ON_DEVICE, (24 * 22.9, 24 * 47.3)),
+        ([*ON_DEVICE, "--data.workers", "8"], (8 * 22.9, 8 * 47.3)),
+        ([*ON_DEVICE, "--data.workers", "99"], (26 * 22.9, 26 * 47.3)),  # on 26 cores
+        ([*ON_DEVICE, "--data.workers", "0"], (22.9, 47.3)),
     ],
 )
-def test_the_rate_of_a_host(
-    typed: list[str], source: str | None, rate: tuple[float, float]
-) -> None:
-    run = config.load("h100_8", typed)
-    found = predicted(run, cores=26, source=source)
+def test_the_rate_of_a_host(typed: list[str], rate: tuple[float, float]) -> None:
+    found = predicted(config.load("h100_8", typed), cores=26)
     assert found.rate == pytest.approx(rate)
     assert found.seconds == pytest.approx((128 / rate[1], 128 / rate[0]))
     assert not found.assumed
 
 
-def test_text_has_no_prepared_clips() -> None:
-    with pytest.raises(InputError, match="--source clips is for videos; the data of mlm_h200_8"):
-        predicted(config.load("mlm_h200_8"), source="clips")
-
-
 def test_cores_are_assumed_per_gpu() -> None:
     found = input_rate.predict(RUN, 4, 2, Host())
     assert (found.cores, found.assumed) == (48, True)
-    assert found.seconds[0] == pytest.approx(64 / (44 * 4.6))
+    assert found.seconds[0] == pytest.approx(64 / (44 * 28.7))
 
 
 def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
+    """Clips are resized on the device, but of a set that was made for larger ones."""
     run = config.load("h100_8", ["--data.path", str(tmp_path)])
-    assert predicted(run).kind == "videos"
-    assert f"from {tmp_path}" in predicted(run).what
+    assert predicted(run).kind == "clips"  # a run cuts these videos into such pieces
     (tmp_path / ".jobs").mkdir()
     for scale, kind in ((0.5, "clips, resized on the host"), (0.8, "clips")):
         settings = {"height": 480, "width": 720, "min_crop_scale": scale}
         (tmp_path / ".jobs/set.json").write_text(json.dumps({"settings": settings}))
         assert predicted(run).kind == kind
-    assert predicted(run, source="videos").kind == "videos"
     elsewhere = config.load("h100_8", ["--data.path", "/not/here"])
-    assert predicted(elsewhere).what.endswith("(assumed)")
+    assert predicted(elsewhere).kind == "clips"
+    assert predicted(config.load("mlm_h200_8")).kind == "masked text"
 
 
 def test_measured_rates_replace_the_table() -> None:
@@ -78,21 +70,22 @@ def test_measured_rates_replace_the_table() -> None:
 
 
 def test_fast_input_needs_no_advice() -> None:
-    found = predicted(cores=96, source="clips")
+    found = predicted(DEVICE, cores=96)
     assert (found.waits, found.advice) == ("no", ())
     assert input_rate.predict(RUN, 8, 1, Host()).waits is None
 
 
 def test_advice_is_in_numbers() -> None:
-    found = predicted(cores=26, source="videos")
+    found = predicted(cores=12)
     assert found.waits == "yes"
-    assert "prepare clips, once: 11.1 times the clips/s" in advised(found)
-    assert "cores for 67 to 397 workers, instead of 24" in advised(found)
+    assert "--data.convert_on device: 1.6 times the clips/s" in advised(found)
+    assert "cores for 11 to 55 workers, instead of 8" in advised(found)
+    assert "convert_on" not in advised(predicted(DEVICE, cores=4))
 
 
 def test_few_workers_on_many_cores() -> None:
-    run = config.load("h100_8", ["--data.workers", "8"])
-    text = advised(predicted(run, cores=96, source="clips"))
+    run = config.load("h100_8", [*ON_DEVICE, "--data.workers", "8"])
+    text = advised(predicted(run, cores=96))
     assert "--data.workers None: uses 96 cores instead of 8" in text
 
 
@@ -126,8 +119,8 @@ def test_clips_that_workers_share_are_decoded_again(
 ) -> None:
     crops = {"data.crop": (64, 64), "data.crops_per_clip": several, "data.batch_size": batch}
     one_gpu = {"mesh.fsdp": 1, "optim.accumulate": 1, "data.workers": workers}
-    run = RUN.override(crops | one_gpu)
-    found = input_rate.predict(run, 1, 1, Host(cores=12, source="clips"), (1e-4, 1e-3))
+    run = DEVICE.override(crops | one_gpu)
+    found = input_rate.predict(run, 1, 1, Host(cores=12), (1e-4, 1e-3))
     expected = input_rate.KINDS["clips"].per_core(run, decoded)
     assert found.per_core == pytest.approx(expected)
     shown = [line for line in found.advice if "crops_per_clip" in line]
@@ -136,7 +129,5 @@ def test_clips_that_workers_share_are_decoded_again(
 
 
 def test_slow_input_of_crops_gets_advice() -> None:
-    run = RUN.override({"data.crop": (64, 64), "data.batch_size": 4096})
-    assert "--data.crops_per_clip 2: 2.0 times the examples/s" in advised(
-        predicted(run, cores=26, source="clips")
-    )
+    run = DEVICE.override({"data.crop": (64, 64), "data.batch_size": 4096})
+    assert "--data.crops_per_clip 2: 2.0 times the examples/s" in advised(predicted(run, cores=26))

@@ -6,7 +6,7 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.planning import compilation, input_rate, planner
+from jaxtrain.planning import compilation, planner
 from jaxtrain.xla import platform
 
 RUN = config.load("h100_16", ["--model.remat", "ends"])
@@ -23,16 +23,6 @@ def test_the_worker_sees_no_gpu_and_writes_its_dump_to_the_given_folder(tmp_path
     assert "JAX_PLATFORMS" not in found
     assert found["XLA_FLAGS"].endswith(compilation.dump_flags(tmp_path))  # the last one wins
     assert found["PYTHONPATH"].endswith("/x")
-
-
-def test_prepared_clips_are_planned_as_they_are_sent() -> None:
-    def added(name: str, *typed: str, **host: object) -> tuple[str, ...]:
-        known = input_rate.Host(**host)  # type: ignore[arg-type]
-        return planner.Planner(name, list(typed), None, None, None, host=known).settings
-
-    assert added("h100_8", source="clips") == ("--data.convert_on", "device")
-    assert added("h100_8", "--data.convert_on", "host", source="clips")[1] == "host"
-    assert added("h100_8", source="videos") == added("mlm_h200_8") == ()
 
 
 def test_a_worker_that_takes_too_long_is_stopped() -> None:

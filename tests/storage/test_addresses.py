@@ -208,7 +208,8 @@ def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> Non
     for name in ("config.json", "history.jsonl", "log.txt", "report.html"):
         assert (tmp_path / "run" / name).is_file()
     assert list((tmp_path / "run").glob("examples*.jsonl"))
-    assert list((tmp_path / "cache/video").rglob("index.jsonl"))
+    assert b"0.mp4" in (tmp_path / "clips/table/names").read_bytes()
+    assert list((tmp_path / "cache/splits").rglob("numbers"))
     assert _spilled(tmp_path) == []
 
 

@@ -85,11 +85,12 @@ def load(*typed: str) -> config.Run:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos, and their prepared clips."""
+    """A set of four videos, and videos for validation."""
     folder = tmp_path_factory.mktemp("clips")
-    for number in range(4):
+    for number in range(8):
         images = [sample_videos.smooth(50 * number + i, 48, 64) for i in range(40)]
-        sample_videos.write(folder / f"videos/{number}.mp4", images, g="250")
+        side = "videos" if number < 4 else "val"
+        sample_videos.write(folder / side / f"{number}.mp4", images, g="250")
     settings = pieces.Settings(height=16, width=16, frames=20, min_frames=8, min_side=16)
     prepare_clips.run(
         str(folder / "videos"), folder / "cut", settings, engine=engines.Threads(1), say=print
@@ -102,7 +103,7 @@ class Training:
 
     def __init__(self, place: Path, devices: int, *more: str) -> None:
         """Trains four steps, with new batches after two, as after a resume."""
-        data = ("--data.path", str(place / "cut"), "--data.val_path", str(place / "videos"))
+        data = ("--data.path", str(place / "cut"), "--data.val_path", str(place / "val"))
         cache = ("--data.cache_dir", str(place / "cache"), "--mesh.fsdp", str(devices))
         run = load(*data, *cache, *more)
         mesh = sharding.make_mesh(run.mesh, jax.devices()[:devices])

@@ -79,9 +79,7 @@ class Story:
         self.bad_in_a_row = 0
         self.recorder = self.begin()
 
-    def begin(
-        self, *, waits: bool = False, faster: str = "", keep: Any = None, **optim: Any
-    ) -> StepRecorder:
+    def begin(self, *, waits: bool = False, keep: Any = None, **optim: Any) -> StepRecorder:
         """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(
             self.run,
@@ -96,7 +94,6 @@ class Story:
             self.batches,
             toy.mesh_of(1, 8),
             waits=waits,
-            faster=faster,
             keep=keep or (lambda bad, state: ""),
         )
         return self.recorder

@@ -1,8 +1,7 @@
 """Shards: the tokens of a corpus in pieces that are made, and kept in the cache, independently.
 
-Files are grouped by the bits of the hashes of their names: a group of more than 128 MB is divided
-by the next bit. So groups depend on nothing but the names and sizes, and a file that is added
-changes one group, or divides it. A file above 256 MB is divided into ranges of its bytes, unless it
+Files are grouped by the hashes of their names (:mod:`jaxtrain.data.grouping`), into groups of up to
+128 MB. A file above 256 MB is divided into ranges of its bytes, unless it
 is compressed. Each
 group and each range is a shard, a folder of the cache whose name is a digest of its files and of
 all that its tokens depend on. Shards are made by :mod:`jaxtrain.jobs.resumable`.
@@ -33,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.data import grouping
 from jaxtrain.data.text import kinds
 from jaxtrain.data.text.documents import File, Section
 from jaxtrain.data.text.encoding import Encoded, Encoder
@@ -126,13 +126,17 @@ def plan(files: Sequence[File], rows: Rows) -> list[Shard]:
         files: the files.
         rows: how to read those that have rows.
     """
-    hashes = {file: hashlib.sha256(os.fsencode(file.name)).digest() for file in files}
-    ordered = sorted(files, key=lambda file: hashes[file])
-    made = [(hashes[file], _ranges(file, rows)) for file in ordered if file.size > LARGE_BYTES]
-    small = [file for file in ordered if file.size <= LARGE_BYTES]
-    for group in _divided(small, hashes, 0):
+    made = [
+        (grouping.hash_of(file.name), _ranges(file, rows))
+        for file in files
+        if file.size > LARGE_BYTES
+    ]
+    small = [file for file in files if file.size <= LARGE_BYTES]
+    for _, group in grouping.divided(
+        small, lambda file: file.name, lambda file: file.size, GROUP_BYTES
+    ):
         shard = Shard(tuple(Section(file, 0, file.size, rows) for file in group))
-        made.append((hashes[group[0]], [shard]))
+        made.append((grouping.hash_of(group[0].name), [shard]))
     return [shard for _, shards in sorted(made, key=lambda item: item[0]) for shard in shards]
 
 
@@ -140,17 +144,6 @@ def _ranges(file: File, rows: Rows) -> list[Shard]:
     size = file.size if kinds.packing(file.name) else GROUP_BYTES
     starts = range(0, file.size, size)
     return [Shard((Section(file, at, min(at + size, file.size), rows),)) for at in starts]
-
-
-def _divided(files: list[File], hashes: dict[File, bytes], bit: int) -> Iterator[list[File]]:
-    if len(files) > 1 and sum(file.size for file in files) > GROUP_BYTES and bit < 256:
-        sides: tuple[list[File], list[File]] = [], []
-        for file in files:
-            sides[hashes[file][bit // 8] >> (7 - bit % 8) & 1].append(file)
-        for side in sides:
-            yield from _divided(side, hashes, bit + 1)
-    elif files:
-        yield files
 
 
 def digest(text: bytes) -> int:

@@ -10,18 +10,15 @@ Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from av.video.frame import VideoFrame
 
-from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video import index as video_index
-from jaxtrain.data.video.file_table import FileTable
-from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video import pieces
 from jaxtrain.data.video.latents import LatentStore
+from jaxtrain.data.video.sets import Piece, Video, Videos
 from jaxtrain.errors import BadExample
 from jaxtrain.jobs import cache
 
@@ -30,9 +27,6 @@ if TYPE_CHECKING:
 
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
-# Keyframes are far apart if their mean distance is more than this many clip lengths. Then most
-# frames decoded for a single clip come before it.
-_FAR = 2
 _CACHED = ("_ends", "_last")
 _DRAWS = 12  # uniform numbers that every training example draws, whether it needs them or not
 
@@ -46,7 +40,7 @@ class Clips:
         frames, height, width: size of an example. The model's config is not stored, because a
             worker that unpickles it would import jax.
         crop_of: height and width of the clip that an example is a crop of; None if it is the clip.
-        entries: the files.
+        videos: the videos.
         train: whether to cut and augment at random; otherwise clips are cut from the middle and are
             not augmented.
         latents: a teacher's latents of fixed windows, or None.
@@ -58,7 +52,7 @@ class Clips:
     frames: int
     height: int
     width: int
-    entries: FileTable
+    videos: Videos
     train: bool
     crop_of: tuple[int, int] | None = None
     latents: LatentStore | None = None
@@ -71,21 +65,12 @@ class Clips:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hex digest of file names, sizes, ends, frame counts, and of clips per file."""
+        """Returns a hex digest of the videos, of their pieces, and of clips per video."""
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
-            return cache.digest(self.entries.content, "fixed", self.frames, taught)
+            return cache.digest(self.videos.content, "fixed", self.frames, taught)
         crops = (self.block,) if self.block > 1 else ()
-        return cache.digest(self.entries.content, self._clips, *crops)
-
-    @property
-    def keyframes_are_far(self) -> bool:
-        """Returns whether most frames decoded for a clip come before it.
-
-        This is false for the output of ``prepare clips``.
-        """
-        groups = int(np.maximum(1, self.entries.keyframes).sum())
-        return int(self.entries.frames.sum()) > _FAR * self.frames * groups
+        return cache.digest(self.videos.content, self._clips, *crops)
 
     @property
     def _clips(self) -> int:
@@ -94,16 +79,16 @@ class Clips:
     def __len__(self) -> int:
         if self.config.windows == "fixed":
             return int(self._ends[-1])
-        return len(self.entries) * self._clips * self.block
+        return len(self.videos) * self._clips * self.block
 
-    def windows(self, entry: Entry) -> int:
-        """Returns a file's number of fixed, consecutive windows; the last frames may be unused."""
-        return entry.scanned.frames // self.frames
+    def windows(self, video: Video) -> int:
+        """Returns a video's number of fixed, consecutive windows in its pieces."""
+        return sum(piece.frames // self.frames for piece in video.pieces)
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
-        """Returns the cumulative number of windows, one for each file."""
-        return np.cumsum(self.entries.frames // self.frames)
+        """Returns the cumulative number of windows, one for each video."""
+        return np.cumsum(self.videos.windows(self.frames))
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Loads one clip.
@@ -115,7 +100,7 @@ class Clips:
             ``video``: ``luma``, ``chroma``, and ``crop`` (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
-            BadExample: the file is broken, or has changed since it was indexed.
+            BadExample: a piece is damaged or missing, or too short for a clip.
         """
         if self.config.windows == "fixed":
             return self._fixed(index)
@@ -136,41 +121,38 @@ class Clips:
 
     def _crops(self, clip: int, draws: np.ndarray) -> list[dict[str, np.ndarray]]:
         """Decodes a clip once, and returns an example for each row of random numbers."""
-        entry = self.entries[clip // self._clips]
-        positions = [self._position(entry, row) for row in draws]
-
-        def read(present: np.ndarray) -> list[dict[str, np.ndarray]]:
-            numbers = present[self._choose(len(present), draws[0, :2], entry)]
-            return self._read(entry, numbers.tolist(), positions)
-
+        video = self.videos[clip // self._clips]
+        piece, numbers = self._choose(video, draws[0, :2])
+        positions = [self._position(piece, row) for row in draws]
+        examples = self._read(piece, numbers, positions)
         factors = [self._augment(row[6:]) if self.train else IDENTITY for row in draws]
         return [
             example | {"augment": np.asarray(augment, np.float32)}
-            for example, augment in zip(video_index.with_frames(entry, read), factors, strict=True)
+            for example, augment in zip(examples, factors, strict=True)
         ]
 
     def _read(
-        self, entry: Entry, numbers: list[int], positions: list[video_frames.CropPosition]
+        self, piece: Piece, numbers: list[int], positions: list[video_frames.CropPosition]
     ) -> list[dict[str, np.ndarray]]:
-        cuts = [self._cut(entry, position) for position in positions]
+        cuts = [self._cut(piece, position) for position in positions]
 
         def put(number: int, frame: VideoFrame) -> None:
             for cut in cuts:
                 cut.put(number, frame)
 
-        decode.read(entry.path, entry.scanned, numbers, put, entry.span)
+        pieces.read(piece.path, piece.span, numbers, put)
         return [cut.arrays() for cut in cuts]
 
-    def _position(self, entry: Entry, draws: np.ndarray) -> video_frames.CropPosition:
+    def _position(self, piece: Piece, draws: np.ndarray) -> video_frames.CropPosition:
         if not self.train:
             return video_frames.CropPosition()
         least, largest = self.config.min_crop_scale, self.config.max_crop_scale
-        scale = (least + (largest - least) * draws[2]) * self._part_of_largest(entry)
+        scale = (least + (largest - least) * draws[2]) * self._part_of_largest(piece)
         return video_frames.CropPosition(
             scale, draws[3], draws[4], bool(self.config.flip and draws[5] < 0.5)
         )
 
-    def _part_of_largest(self, entry: Entry) -> float:
+    def _part_of_largest(self, piece: Piece) -> float:
         """Returns the side of a crop of scale 1, as a fraction of the largest crop of its shape.
 
         At scale 1, it is as large a part of the clip as its size says: things are as large in it as
@@ -178,67 +160,78 @@ class Clips:
         """
         if self.crop_of is None:
             return 1.0
-        info = entry.scanned
-        shown = (info.height, info.width * info.pixel_aspect)
-        high, wide = shown[::-1] if info.rotation % 180 == 90 else shown
+        high, wide = piece.look.shown
         full_height, full_width = self.crop_of
         clip_height = min(high, wide * full_height / full_width)
         largest_height = min(high, wide * self.height / self.width)
         return clip_height * self.height / full_height / largest_height
 
     def _cut(
-        self, entry: Entry, position: video_frames.CropPosition
+        self, piece: Piece, position: video_frames.CropPosition
     ) -> video_frames.Crop | video_frames.Planes:
         size = {"frames": self.frames, "height": self.height, "width": self.width}
         if self.plane_size is None:
-            return video_frames.Crop(entry.scanned, **size, position=position)
+            return video_frames.Crop(piece.look, **size, position=position)
         return video_frames.Planes(
-            entry.scanned, **size, plane_size=self.plane_size, position=position
+            piece.look, **size, plane_size=self.plane_size, position=position
         )
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
-        file = int(np.searchsorted(self._ends, index, side="right"))
-        entry = self.entries[file]
-        window = index - int(self._ends[file]) + self.windows(entry)
-        numbers = self._fixed_frames(entry, window)
-        (example,) = self._read(entry, numbers, [video_frames.CropPosition()])
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        video = self.videos[number]
+        window = index - int(self._ends[number]) + self.windows(video)
+        (example,) = self._read(*self._window(video, window), [video_frames.CropPosition()])
         example["augment"] = np.asarray(IDENTITY, np.float32)
         if self.latents is not None:
-            example["latents"] = self.latents.load(entry, window)
+            example["latents"] = self.latents.load(video, window)
         return example
 
-    def pixels(self, entry: Entry, window: int) -> np.ndarray:
+    def pixels(self, video: Video, window: int) -> np.ndarray:
         """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
-        return unaugmented(entry, self._fixed_frames(entry, window), self.height, self.width)
+        piece, numbers = self._window(video, window)
+        size = {"frames": self.frames, "height": self.height, "width": self.width}
+        clip = video_frames.Crop(piece.look, **size, position=video_frames.CropPosition())
+        pieces.read(piece.path, piece.span, numbers, clip.put)
+        return clip.out_THWC
 
     def __getstate__(self) -> dict[str, Any]:
         """Omits what is cached, such as a number of windows per file: each worker gets a copy."""
         return {name: value for name, value in vars(self).items() if name not in _CACHED}
 
-    def _fixed_frames(self, entry: Entry, window: int) -> list[int]:
-        video_index.check_unchanged(entry)
-        return (window * self.frames + np.arange(self.frames)).tolist()
+    def _window(self, video: Video, window: int) -> tuple[Piece, list[int]]:
+        """Returns the piece of a window, and its frames."""
+        for piece in video.pieces:
+            if window < piece.frames // self.frames:
+                first = window * self.frames
+                return piece, list(range(first, first + self.frames))
+            window -= piece.frames // self.frames
+        raise IndexError(f"{video.name} has no window {window}")
 
-    def _choose(self, frames: int, draws: np.ndarray, entry: Entry) -> np.ndarray:
-        """Returns the positions of a clip's frames among the ``frames`` decodable ones of a file.
+    def _choose(self, video: Video, draws: np.ndarray) -> tuple[Piece, list[int]]:
+        """Returns a piece of a video and the numbers of a clip's frames in it.
 
-        If the file is too short for the frame delta drawn, the largest delta that fits is used.
+        All clips that are inside of a piece are equally likely. If no piece is long enough for the
+        frame delta drawn, the largest delta is used for which one is.
 
         Args:
-            frames: number of decodable frames.
+            video: the video.
             draws: two uniform numbers, for the delta and the first frame.
-            entry: the file.
+
+        Raises:
+            BadExample: no piece is long enough for the frames of a clip.
         """
         count = self.frames
-        if frames < count:
-            raise BadExample(
-                entry.path, f"is too short: it has {frames} frames, a clip needs {count}"
-            )
+        lengths = np.array([piece.frames for piece in video.pieces])
+        if lengths.max() < count:
+            raise BadExample(video.path, f"has no {count} frames in a row, as a clip needs")
         least, largest = self.config.min_frame_delta, self.config.max_frame_delta
         delta = _pick(least, largest, draws[0]) if self.train else least
-        delta = min(delta, (frames - 1) // max(count - 1, 1))
-        last = frames - 1 - (count - 1) * delta
-        return _pick(0, last, draws[1]) + delta * np.arange(count)
+        delta = min(delta, (int(lengths.max()) - 1) // max(count - 1, 1))
+        starts = np.cumsum(np.maximum(lengths - (count - 1) * delta, 0))
+        start = _pick(0, int(starts[-1]) - 1, draws[1])
+        number = int(np.searchsorted(starts, start, side="right"))
+        first = start - (int(starts[number - 1]) if number else 0)
+        return video.pieces[number], [first + delta * at for at in range(count)]
 
     def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
         """Returns the parameters of jitter and blur, from six uniform numbers."""
@@ -256,18 +249,6 @@ class Clips:
             low, high = config.blur_sigma
             sigma = low + (high - low) * draws[5] / config.blur_probability
         return (*jitter, sigma)
-
-
-def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
-    """Returns these frames without augmentation: the largest center crop, uint8 [T, H, W, 3].
-
-    Raises:
-        BadExample: a frame cannot be decoded intact.
-    """
-    size = {"frames": len(numbers), "height": height, "width": width}
-    clip = video_frames.Crop(entry.scanned, **size, position=video_frames.CropPosition())
-    decode.read(entry.path, entry.scanned, numbers, clip.put, entry.span)
-    return clip.out_THWC
 
 
 def _pick(least: int, largest: int, draw: float) -> int:

@@ -6,22 +6,21 @@ a teacher's latents, at a fixed one.
 
 import dataclasses
 import math
-import os
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxtrain.config import bounds, invocation
+import numpy as np
+
+from jaxtrain.config import bounds
 from jaxtrain.data import listing, quarantine
 from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.source import ArrayTypes, Sources
-from jaxtrain.data.video import demo_videos, index, latents, prepare_clips, split
+from jaxtrain.data.video import demo_videos, latents, pieces, prepare_clips, sets, split
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import IDENTITY, Clips
-from jaxtrain.data.video.file_table import FileTable
-from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video.sets import Videos
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.jobs import cache
 from jaxtrain.storage import addresses
@@ -38,8 +37,9 @@ class Config(DataConfig):
 
     path: str | None = None
     """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
-    shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars. Files at
-    s3:// and gs:// are fetched into the cache once; those at https:// only by prepare clips."""
+    shards-{000..127}.tar, or a .jsonl, .csv, or .txt list of videos and tars; or the output of
+    prepare clips, of which the run else makes one in the cache. Files may be at s3:// and gs://;
+    those at https:// are only fetched by prepare clips."""
     val_path: str | None = None
     """Video data for validation, in the same form as path; None splits the files of path."""
     batch_size: int
@@ -53,9 +53,9 @@ class Config(DataConfig):
     gcd(workers, devices) parts; with one device, into gcd(workers, clips). With crops_per_clip,
     there may be fewer, so that they share as few clips as possible."""
     cache_dir: str | None = None
-    """Folder for indexes, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE, or else
-    ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps latents
-    there, training fetches them, and $JAXTRAIN_CACHE has copies."""
+    """Folder for sets of pieces, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE,
+    or else ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps
+    latents there, training fetches them, and $JAXTRAIN_CACHE has copies."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
     max_bad_share: bounds.ClosedFraction = 0.1
@@ -63,24 +63,23 @@ class Config(DataConfig):
     train_split: bounds.ClosedFraction = 0.95
     """Fraction of the clips for training, 0 to 1; the others, of other videos, are for validation.
     Ignored if val_path is set, or if names say what validates: folders train and val."""
-    verify: Literal["index", "never"] = "never"
-    """When to decode each file completely, to find damage inside it before training: while
-    indexing, or never. Each clip checks the frames that it decodes, and a damaged one is replaced.
-    The output of prepare clips is never decoded completely, because writing it was the check."""
+    prepare: bool = False
+    """Cut videos into pieces at the start of a run also if that takes more than half an hour, or
+    more than the free disk. Pieces that the cache has are never cut again."""
     windows: Literal["random", "fixed"] = "random"
     """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
-    splits, an epoch contains each of a file's consecutive clips once, center-cropped and not
+    splits, an epoch contains each of a video's consecutive clips once, center-cropped and not
     augmented; model.teacher requires this, except with model.teacher.network."""
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
     clips_per_video: bounds.Count = 1
-    """Training clips per file and epoch, each at a random position and decoded by itself."""
+    """Training clips per video and epoch, each at a random position and decoded by itself."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
-    border by two. None uses device if path was written by prepare clips for this clip size and
-    min_crop_scale."""
+    border by two. None uses device, unless path was written by prepare clips for larger clips or a
+    smaller min_crop_scale."""
     min_frame_delta: bounds.Count = 1
     """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: bounds.Count = 2
@@ -166,10 +165,6 @@ class Config(DataConfig):
         height, width = self.crop
         return dataclasses.replace(model, height=height, width=width)
 
-    def is_prepared(self, path: Path) -> bool:
-        """Returns whether a folder was written by ``prepare clips``."""
-        return prepare_clips.largest_crop(path) is not None
-
     def converts_on_device(self, model: Any) -> bool:
         """Returns whether the device resizes clips and converts them to RGB."""
         if self.convert_on is not None:
@@ -179,7 +174,7 @@ class Config(DataConfig):
         # Larger crops would be shrunk on the host first, which takes longer than converting there.
         crop = prepare_clips.largest_crop(expanded(self.path))
         most = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
-        return crop is not None and all(
+        return crop is None or all(  # a run cuts other videos into pieces of just this size
             side <= limit for side, limit in zip(crop, most, strict=True)
         )
 
@@ -198,7 +193,6 @@ class Config(DataConfig):
         if not self.converts_on_device(model):
             return spec
         import jax
-        import numpy as np
 
         video = spec["video"]
         batch, frames = video.shape[:2]
@@ -300,7 +294,7 @@ class Config(DataConfig):
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
-        """Indexes the files and splits them.
+        """Opens the sets of pieces, or makes them, and splits the videos.
 
         Args:
             model: its ``frames``, ``height`` and ``width`` (pixels) are the size of a clip.
@@ -308,7 +302,7 @@ class Config(DataConfig):
             say: prints a message.
 
         Raises:
-            InputError: the path is missing or not found, or has too few files for both splits.
+            InputError: the path is missing or not found, or has too few videos for both splits.
         """
         del seed
         if problems := self.problems(model):
@@ -316,53 +310,63 @@ class Config(DataConfig):
         root = cache.root(self.cache_dir)
         taught = _has_prepared_latents(model)
         path = str(demo_videos.prepare(root, say)) if self.path is None else self.path
-        train, bad = self._index(path, "--data.path", model, root, say)
-        files = len(train) + len(bad)
-        given = None
-        if self.val_path is not None:
-            given, val_bad = self._index(self.val_path, "--data.val_path", model, root, say)
-            bad, files = bad + val_bad, files + len(given) + len(val_bad)
-        quarantine.name_first(bad, say)
-        fixed = self.windows == "fixed"
-        sizes = [entry.scanned.frames // model.frames if fixed else 1 for entry in train]
         source = f"--data.path {addresses.public(path)}"
-        train, val = split.choose(train, given, sizes, self.train_split, source, say)
-        frames = sum(entry.scanned.frames for entry in (*train, *val))
-        folders = [index.folder_of(given, root) for given in (path, self.val_path or path)]
-        tables = [
-            FileTable.stored(entries, folder, say)
-            for entries, folder in zip((train, val), folders, strict=True)
+        opened, usable, bad = self._set(path, "--data.path", model, root, say)
+        files = opened.inputs
+        given, val_opened, of_val = None, opened, usable
+        if self.val_path is not None:
+            val_opened, of_val, val_bad = self._set(
+                self.val_path, "--data.val_path", model, root, say
+            )
+            given = _described(val_opened.table, of_val)
+            bad, files = bad + val_bad, files + val_opened.inputs
+        quarantine.name_first(bad, say)
+        sizes = np.ones(len(usable), np.int64)
+        if self.windows == "fixed":
+            sizes = opened.table.windows(model.frames)[usable]
+        described = _described(opened.table, usable)
+        train, val = split.choose(described, given, sizes.tolist(), self.train_split, source, say)
+        splits = [
+            Videos.stored(table, numbers[chosen], root / "splits", say)
+            for table, numbers, chosen in (
+                (opened.table, usable, train),
+                (val_opened.table, of_val, val),
+            )
         ]
-        train_clips = self.clips(model, tables[0], train=True)
-        val_clips = self.clips(model, tables[1], train=False)
+        train_clips = self.clips(model, splits[0], train=True)
+        val_clips = self.clips(model, splits[1], train=False)
         if taught:
             url = cache.url(self.cache_dir)
             store = latents.find(root, model, self.teacher, (train_clips, val_clips), say, url)
             say(f"latents of teacher {store.teacher}")
             train_clips = dataclasses.replace(train_clips, latents=store)
             val_clips = dataclasses.replace(val_clips, latents=store)
+        frames = sum(int(videos.table.rows["frames"][videos.chosen].sum()) for videos in splits)
         return Sources(
             train=train_clips,
             val=val_clips,
             files=files,
-            example_file=next((e.path for e in val[:1] if os.path.isfile(e.path)), ""),
+            example_file=_file_of(self.val_path or path, splits[1][0].name),
             bad=tuple(bad),
-            faster=self._faster(path, model) if train_clips.keyframes_are_far else "",
-            summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames, "
+            summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames in pieces, "
             f"{len(train):,} train / {len(val):,} val",
         )
 
-    def _faster(self, path: str, model: Any) -> str:
-        # Measured on 1280x720 videos with distant keyframes (benchmarks/RESULTS.md): 4.6 clips/s
-        # per core one by one, 47.3 from prepared clips.
-        source = shlex.quote(addresses.public(path))
-        return (
-            f"prepare the clips once, which makes reading them about ten times as fast: "
-            f"{invocation.program()} prepare clips {source} OUT --height {model.height} --width "
-            f"{model.width}; then --data.path OUT"
+    def needed(self, model: Any) -> pieces.Settings:
+        """Returns the settings of pieces that are large and long enough for a run's clips."""
+        longest = (model.frames - 1) * self.max_frame_delta + 1
+        usual = pieces.Settings()
+        sides = [math.ceil(side / usual.unit) * usual.unit for side in (model.height, model.width)]
+        return pieces.Settings(
+            height=sides[0],
+            width=sides[1],
+            min_crop_scale=self.min_crop_scale,
+            frames=max(usual.frames, longest),
+            min_frames=model.frames,  # of a shorter piece, a smaller distance is used
+            min_side=1,  # as for frames, small videos are enlarged
         )
 
-    def clips(self, model: Any, entries: FileTable, *, train: bool) -> Clips:
+    def clips(self, model: Any, videos: Videos, *, train: bool) -> Clips:
         """Returns the clips of one split; see :class:`Clips`."""
         size = self.training_model(model) if train else model
         cropped = train and self.crop is not None
@@ -372,7 +376,7 @@ class Config(DataConfig):
             height=size.height,
             width=size.width,
             crop_of=(model.height, model.width) if cropped else None,
-            entries=entries,
+            videos=videos,
             train=train,
             # Validation converts on the host, so that its results do not depend on this.
             plane_size=self._plane_size(model)
@@ -380,26 +384,40 @@ class Config(DataConfig):
             else None,
         )
 
-    def _index(
+    def _set(
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
-    ) -> tuple[list[Entry], list[BadExample]]:
-        """Returns the usable and the broken files of one input."""
-        decode_all = self.verify == "index" and not self.is_prepared(expanded(path))
-        entries = index.of_path(path, flag, root, decode_all=decode_all, say=say)
-        verified = self.verify == "index"
-        usable, bad = index.usable(entries, model.frames, verified=verified)
-        if not usable:
+    ) -> tuple[sets.Opened, np.ndarray, list[BadExample]]:
+        """Returns the set of one input, the numbers of its usable videos, and its bad ones."""
+        opened = sets.of_path(path, flag, self.needed(model), root, say, prepare_long=self.prepare)
+        long_enough = opened.table.longest >= model.frames
+        usable, short = np.flatnonzero(long_enough), np.flatnonzero(~long_enough)
+        bad = [*opened.bad]
+        if len(short):
+            names = opened.table.names
+            text = f"is too short: a clip needs {model.frames} frames in a row"
+            bad += [BadExample(names[number], text) for number in short.tolist()]
+        if not len(usable):
             quarantine.name_first(bad[1:], say)
-            cure = f"fix or replace them, or pass other videos with {flag}"
-            if all(
-                entry.info is not None and entry.info.frames < model.frames for entry in entries
-            ):
-                cure = f"pass longer videos with {flag}, or lower --model.frames"
             raise InputError(
-                f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used "
-                f"({bad[0]}): {cure}"
+                f"{flag} {addresses.public(path)}: none of {opened.inputs:,} videos can be used "
+                f"({bad[0]}): pass longer videos with {flag}, or lower --model.frames"
             )
-        return usable, bad
+        return opened, usable, bad
+
+
+def _described(table: sets.Table, numbers: np.ndarray) -> split.Videos:
+    names, rows = table.names, table.rows
+    return split.Videos(
+        [names[number] for number in numbers.tolist()],
+        [(int(rows["size"][n]), rows["ends"][n]) for n in numbers.tolist()],
+    )
+
+
+def _file_of(path: str, name: str) -> str:
+    """Returns the path of a video; "" if it is not on disk by itself."""
+    top = expanded(path).absolute()
+    file = (top if top.is_dir() else top.parent) / name
+    return str(file) if file.is_file() else ""
 
 
 def _size(sides: tuple[int, int]) -> str:

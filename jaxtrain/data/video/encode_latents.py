@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxtrain.data.video.clips import Clips
-from jaxtrain.data.video.index import Entry
 from jaxtrain.data.video.latents import LatentStore, Shape
+from jaxtrain.data.video.sets import Video
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Ray, Threads, Worker
@@ -82,7 +82,7 @@ def prepare(
     items = {
         item.output: item  # a video in both splits is encoded once
         for number, split in enumerate(splits)
-        for item in (_item(number, entry, target) for entry in split.entries)
+        for item in (_item(number, video, target) for video in split.videos)
     }
     outcome = resumable.run(
         items.values(),
@@ -99,12 +99,11 @@ def prepare(
     return outcome
 
 
-def _item(number: int, entry: Entry, target: LatentStore) -> resumable.Item:
+def _item(number: int, video: Video, target: LatentStore) -> resumable.Item:
     """Returns the item of a video. Its name has what the output depends on, but not its place."""
-    frames = entry.scanned.frames
-    name = f"{entry.name} ({entry.size:,} bytes, {frames:,} frames)"
+    name = f"{video.name} ({sum(piece.frames for piece in video.pieces):,} frames)"
     return resumable.Item(
-        name, (entry.size, frames, entry.ends), target.name(entry), (number, entry)
+        f"{name} {video.digest[:12]}", (video.digest,), target.name(video), (number, video)
     )
 
 
@@ -128,14 +127,14 @@ def _encode(
     file: Path,
 ) -> dict[str, Any]:
     """Writes the latents of a video; returns how many windows it has, and how many lack them."""
-    number, entry = item.value
+    number, video = item.value
     split = splits[number]
-    count = split.windows(entry)
+    count = split.windows(video)
 
     def decode(window: int) -> np.ndarray | BadExample:
         worker.check()
         try:
-            return disks.when_readable(functools.partial(split.pixels, entry, window))
+            return disks.when_readable(functools.partial(split.pixels, video, window))
         except BadExample as bad:
             return bad
 
@@ -163,7 +162,7 @@ def _encode(
             raise resumable.Failed(failure.reason)
     details = {"windows": count - len(bad), "lacking": len(bad)}
     note = f"no latents for {len(bad):,} of {count:,} clips of {bad[0]}" if bad else ""
-    return details | ({"note": note} if note else {})
+    return details | ({"notes": [note]} if note else {})
 
 
 def _result(latents: "Future[np.ndarray] | None") -> np.ndarray | None:

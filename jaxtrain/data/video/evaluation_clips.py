@@ -1,59 +1,137 @@
 """Chooses a few clips of a folder of videos, the same every time, for measurements.
 
+Clips are of the videos themselves, or of the pieces of a set.
+
 Shapes: T frames, H height, W width.
 """
 
+import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 
-from jaxtrain.data.video import index
-from jaxtrain.data.video.clips import unaugmented
-from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video import files, frames, pieces, sets
+from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache
+from jaxtrain.jobs import cache, limits
 from jaxtrain.storage import addresses, disks
+from jaxtrain.terminal import Say
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Frames in a row: a piece, or a part of a video in which none is missing.
+
+    Attributes:
+        name: of the video.
+        path: for messages.
+        span: place in another file; None for a video that is a file.
+        first: number of frames before it, as a reader yields them.
+        count: number of frames.
+        rate: frames per second; 0 if unknown.
+        look: how the frames are stored.
+        is_piece: whether it is a piece, which is read from any frame on.
+    """
+
+    name: str
+    path: str
+    span: Span | None
+    first: int
+    count: int
+    rate: Fraction
+    look: Look
+    is_piece: bool = False
+
+    @property
+    def file(self) -> str:
+        """Returns the file on disk."""
+        return self.path if self.span is None else self.span.file
+
+    def read(self, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
+        """Decodes frames with ascending numbers: the largest center crop, uint8 [T, H, W, 3].
+
+        Raises:
+            BadExample: a frame is damaged, or the file has changed.
+        """
+        crop = frames.Crop(
+            self.look,
+            frames=len(numbers),
+            height=height,
+            width=width,
+            position=frames.CropPosition(),
+        )
+        if self.is_piece:
+            assert self.span is not None, "pieces are in tars"
+            pieces.read(self.path, self.span, numbers, crop.put)
+            return crop.out_THWC
+        wanted = {self.first + number: place for place, number in enumerate(numbers)}
+        for number, frame in _READ.frames(self.path, self.span, min(wanted)):
+            if number in wanted:
+                crop.put(wanted.pop(number), frame.picture)
+            if not wanted:
+                return crop.out_THWC
+        raise BadExample(self.path, f"changed: its frame {min(wanted):,} is missing")
+
+
+class _LastRead(threading.local):
+    """Where a thread is in a video, which is read in order: the next clip is mostly behind."""
+
+    def __init__(self) -> None:
+        self._of: tuple[str, Span | None] | None = None
+        self._next = 0
+        self._items: Iterator[Frame] = iter(())
+
+    def frames(self, path: str, span: Span | None, start: int) -> Iterator[tuple[int, Frame]]:
+        """Yields the frames from some number on, with their numbers."""
+        if self._of != (path, span) or self._next > start:
+            self._of, self._next = (path, span), 0
+            self._items = (item for item in Reader(path, span) if isinstance(item, Frame))
+        try:
+            for frame in self._items:
+                self._next += 1
+                yield self._next - 1, frame
+        except Exception:  # such as DiskAway, after which reading begins again
+            self._of = None
+            raise
+        self._of = None
+
+
+_READ = _LastRead()
 
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A clip of a video: some frames, in the largest center crop with the target's aspect.
+    """A clip of a video, in the largest center crop with the target's aspect.
 
     Attributes:
-        entry: the file.
-        place: place of the first frame within the possible range, 0 to 1.
-        frames, height, width: size of the clip.
-        chosen: which of the intact frames, which may repeat; () takes `frames` consecutive ones
-            from `place` on.
+        run: has the frames.
+        place: of the clip within the video, 0 to 1.
+        chosen: numbers of the frames in the run, ascending; the last may repeat.
+        height, width: size of the clip.
     """
 
-    entry: Entry
+    run: Run
     place: float
-    frames: int
+    chosen: tuple[int, ...]
     height: int
     width: int
-    chosen: tuple[int, ...] = ()
 
     def read(self) -> np.ndarray:
         """Decodes the clip, uint8 [T, H, W, 3].
 
         Raises:
-            BadExample: the file is too short, or a frame is damaged.
+            BadExample: a frame is damaged, or the file has changed.
         """
-        return disks.when_readable(lambda: index.with_frames(self.entry, self._read))
-
-    def _read(self, present: np.ndarray) -> np.ndarray:
-        needed = max(self.chosen) + 1 if self.chosen else self.frames
-        last = len(present) - needed
-        if last < 0:
-            text = f"is too short: it has {len(present)} frames, a clip needs {needed}"
-            raise BadExample(self.entry.path, text)
-        first = round(self.place * last)
-        chosen = self.chosen or tuple(range(first, first + self.frames))
-        different = sorted(set(chosen))
-        images = unaugmented(self.entry, present[different].tolist(), self.height, self.width)
-        return images[np.searchsorted(different, chosen)]
+        different = sorted(set(self.chosen))
+        images = disks.when_readable(
+            lambda: self.run.read(different, self.height, self.width),
+        )
+        return images[np.searchsorted(different, self.chosen)]
 
 
 def choose(
@@ -64,24 +142,24 @@ def choose(
     height: int,
     width: int,
     clips: int | None,
-    say: Callable[[str], None],
-    entries: Sequence[Entry] | None = None,
+    say: Say,
+    only: Collection[str] | None = None,
 ) -> list[Clip]:
     """Returns clips that are evenly spread over the videos at a path, the same every time.
 
     Args:
-        path: a folder, a video or a list of videos.
+        path: a set of pieces; or a folder, a video or a list of videos.
         flag: the option that set the path, for messages.
         frames, height, width: size of a clip.
         clips: number of clips; None takes one per video. If there are fewer clips than videos, the
             videos are evenly chosen; if there are more, a video has several evenly spaced clips.
         say: prints a message.
-        entries: the videos; None takes all at the path.
+        only: names of the videos to use; None uses all.
 
     Raises:
         InputError: there are no videos, or none can be used.
     """
-    usable = _usable(path, flag, frames, say, entries)
+    usable = _usable(path, flag, frames, say, only)
     count = clips or len(usable)
     if count < len(usable):
         usable = [usable[place * len(usable) // count] for place in range(count)]
@@ -90,10 +168,19 @@ def choose(
         for place in range(len(usable))
     ]
     return [
-        Clip(entry, (number + 0.5) / share, frames, height, width)
-        for entry, share in zip(usable, shares, strict=True)
+        _at(runs, (number + 0.5) / share, frames, height, width)
+        for runs, share in zip(usable, shares, strict=True)
         for number in range(share)
     ]
+
+
+def _at(runs: Sequence[Run], place: float, frames: int, height: int, width: int) -> Clip:
+    """Returns the clip at a place, 0 to 1, of all that are inside of a run."""
+    starts = np.cumsum([max(0, run.count - frames + 1) for run in runs])
+    start = round(place * (int(starts[-1]) - 1))
+    number = int(np.searchsorted(starts, start, side="right"))
+    first = start - (int(starts[number - 1]) if number else 0)
+    return Clip(runs[number], place, tuple(range(first, first + frames)), height, width)
 
 
 def from_the_start(
@@ -105,12 +192,12 @@ def from_the_start(
     width: int,
     fps: float | None,
     complete: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[Clip]:
     """Returns the clips of a published protocol (:mod:`jaxtrain.inference.protocols`).
 
     Args:
-        path: a folder, a video or a list of videos.
+        path: a set of pieces; or a folder, a video or a list of videos.
         flag: the option that set the path, for messages.
         frames, height, width: size of a clip.
         fps: frame rate of the clips: takes every n-th frame, n = round(a video's rate / fps); None
@@ -122,37 +209,87 @@ def from_the_start(
     Raises:
         InputError: there are no videos, or none can be used.
     """
-    usable = _usable(path, flag, 1 if complete else frames, say)
     clips = []
-    for entry in usable:
-        info = entry.scanned
-        every = max(1, round(info.fps / fps)) if fps else 1
-        taken = list(range(0, info.frames, every))
-        for first in range(0, len(taken) if complete else 1, frames):
-            some = taken[first : first + frames]
-            some += some[-1:] * (frames - len(some))
-            place = some[0] / info.frames
-            clips.append(Clip(entry, place, frames, height, width, tuple(some)))
+    for runs in _usable(path, flag, 1 if complete else frames, say, None):
+        for run in runs if complete else runs[:1]:
+            every = max(1, round(run.rate / Fraction(fps))) if fps else 1
+            taken = list(range(0, run.count, every))
+            for first in range(0, len(taken) if complete else 1, frames):
+                some = taken[first : first + frames]
+                some += some[-1:] * (frames - len(some))
+                place = (run.first + some[0]) / (runs[-1].first + runs[-1].count)
+                clips.append(Clip(run, place, tuple(some), height, width))
     return clips
 
 
 def _usable(
-    path: str,
-    flag: str,
-    frames: int,
-    say: Callable[[str], None],
-    entries: Sequence[Entry] | None = None,
-) -> list[Entry]:
-    """Returns the videos with enough frames."""
-    if entries is None:
-        root = cache.root(None)
-        entries = index.of_path(path, flag, root, decode_all=False, say=say)
-    usable, bad = index.usable(entries, frames)
+    path: str, flag: str, frames: int, say: Say, only: Collection[str] | None
+) -> list[list[Run]]:
+    """Returns the runs with enough frames of each video that has one."""
+    root = cache.root(None)
+    bad = list[BadExample]()
+    videos: list[tuple[str, list[Run]]]
+    if sets.is_set(path):
+        opened = sets.of_path(path, flag, pieces.Settings(), root, say)
+        bad += opened.bad
+        videos = [
+            (video.path, _of_pieces(video))
+            for video in map(opened.table.video, range(opened.table.length))
+        ]
+    else:
+        with concurrent.futures.ThreadPoolExecutor(limits.cores()) as pool:
+            videos = []
+            for found in pool.map(_of_video, files.find(path, flag, root, say)):
+                if isinstance(found, BadExample):
+                    bad.append(found)
+                else:
+                    videos.append(found)
+    usable = []
+    for where, runs in videos:
+        if only is not None and runs and runs[0].name not in only:
+            continue
+        if long_enough := [run for run in runs if run.count >= frames]:
+            usable.append(long_enough)
+        else:
+            longest = max((run.count for run in runs), default=0)
+            text = f"is too short: it has {longest} frames in a row, a clip needs {frames}"
+            bad.append(BadExample(where, text))
     for excluded in bad:
         say(f"skipped: {excluded}")
     if not usable:
         raise InputError(
-            f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used (the "
+            f"{flag} {addresses.public(path)}: none of {len(bad):,} videos can be used (the "
             f"reasons are above): fix or replace them, or pass other videos with {flag}"
         )
     return usable
+
+
+def _of_pieces(video: sets.Video) -> list[Run]:
+    firsts = itertools.accumulate((piece.frames for piece in video.pieces), initial=0)
+    return [
+        Run(video.name, piece.path, piece.span, first, piece.frames, video.rate, piece.look, True)
+        for first, piece in zip(firsts, video.pieces, strict=False)
+    ]
+
+
+def _of_video(video: files.VideoFile) -> tuple[str, list[Run]] | BadExample:
+    """Decodes a video to find its runs."""
+    try:
+        return video.path, disks.when_readable(functools.partial(_runs, video))
+    except BadExample as bad:
+        return bad
+
+
+def _runs(video: files.VideoFile) -> list[Run]:
+    reader = Reader(video.path, video.span)
+    runs, number, new = list[Run](), 0, True
+    for item in reader:
+        if not isinstance(item, Frame):
+            new = True
+            continue
+        if new or item.look != runs[-1].look:
+            where = (video.name, video.path, video.span)
+            runs.append(Run(*where, number, 0, reader.rate, item.look))
+        runs[-1] = dataclasses.replace(runs[-1], count=runs[-1].count + 1)
+        number, new = number + 1, False
+    return runs

@@ -50,8 +50,6 @@ _AT_ONCE = 16  # requests for the versions of objects
 _OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | _BESIDE | {tar_members.SUFFIX}
 _REMOVED = "its copy was removed from the cache: start again to fetch a new one"
-PIECES = ".pieces"
-"""Suffix of a folder with the prepared clips of one video."""
 
 
 class VideoFile(NamedTuple):
@@ -104,6 +102,7 @@ def find(
     say: Callable[[str], None],
     *,
     fetch_videos: bool = True,
+    by_http: bool | None = None,
 ) -> list[VideoFile]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
@@ -112,8 +111,9 @@ def find(
         flag: the option that set the path, for messages.
         cache_root: the cache folder, which holds fetched files and the lists of tar members.
         say: prints a message.
-        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched. True
-            fetches those in buckets, and refuses those at https://, which are prepared first.
+        fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
+        by_http: False refuses files at https://, which are prepared before a run; None does if
+            ``fetch_videos``.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -129,9 +129,10 @@ def find(
     else:
         given, cure = _on_disk(path, flag, say)
     given = list(dict.fromkeys(given))  # so that each is opened once
+    refuses_http = fetch_videos if by_http is None else not by_http
     for file in given:
         tar_members.check_not_packed(file.name, flag)
-        if fetch_videos and file.url and addresses.split(file.url).scheme in addresses.HTTP:
+        if refuses_http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
             raise InputError(
                 f"{flag} {addresses.public(file.url)}: runs read videos from disks and buckets: "
                 f"prepare these first with `{invocation.program()} prepare clips {shown} OUT`, and "
@@ -163,14 +164,6 @@ def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
     """
     path = remote.fetch({video.url: video.version}, folder, flag, lambda line: None)[video.url]
     return video._replace(path=path)
-
-
-def video_of(name: str) -> str:
-    """Returns the name of the video that a file was cut from, or the file's own name.
-
-    ``jaxtrain prepare clips`` writes the clips of ``a/b.mp4`` to the folder ``a/b.mp4.pieces``.
-    """
-    return name.split(PIECES + "/", 1)[0]
 
 
 def is_file(url: str) -> bool:

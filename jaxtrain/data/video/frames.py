@@ -17,7 +17,6 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 if TYPE_CHECKING:
-    from jaxtrain.data.video.packets import Scan
     from jaxtrain.data.video.reader import Look
 
 # libswscale widens its bilinear kernel when it shrinks an image, which prevents aliasing. The flags
@@ -106,7 +105,7 @@ class Crop:
     Nothing is stretched; a small video is enlarged.
 
     Args:
-        info: the scan of the file, for rotation and pixel aspect ratio.
+        look: how the frames are stored.
         frames: number of frames of the clip.
         height, width: size of the result, in pixels.
         position: where the crop is.
@@ -117,7 +116,7 @@ class Crop:
 
     def __init__(
         self,
-        info: "Scan",
+        look: "Look",
         *,
         frames: int,
         height: int,
@@ -125,12 +124,12 @@ class Crop:
         position: CropPosition,
     ) -> None:
         self.out_THWC = np.empty((frames, height, width, 3), np.uint8)
-        self._info = info
+        self._look = look
         self._position = position
-        turned = info.rotation % 180 == 90
+        turned = look.rotation % 180 == 90
         self._target = (width, height) if turned else (height, width)
         self._flip = (
-            *((("hflip",),) if info.mirror else ()),
+            *((("hflip",),) if look.mirror else ()),
             *((("vflip" if turned else "hflip",),) if position.mirror else ()),
         )
         self._graph = FilterGraph()
@@ -138,7 +137,7 @@ class Crop:
     def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
         high, wide = self._target
         stored = (frame.width, frame.height)
-        crop = crop_of(stored, self._info.pixel_aspect, wide / high, self._position)
+        crop = crop_of(stored, self._look.pixel_aspect, wide / high, self._position)
         return _filters(frame, crop, wide, high, flip=self._flip)
 
     def put(self, number: int, frame: VideoFrame) -> None:
@@ -149,7 +148,7 @@ class Crop:
         image_HWC = np.ndarray(
             (image.height, image.width, 3), np.uint8, memoryview(plane), strides=strides
         )
-        self.out_THWC[number] = np.rot90(image_HWC, self._info.rotation // 90)
+        self.out_THWC[number] = np.rot90(image_HWC, self._look.rotation // 90)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of the example."""
@@ -165,7 +164,7 @@ class Planes:
     resolution.
 
     Args:
-        info: the scan of the file, for its size, rotation, and pixel aspect ratio.
+        look: how the frames are stored.
         frames: number of frames of the clip.
         height, width: size that the device gives the clip, in pixels.
         plane_size: height and width of the planes (:func:`plane_size`).
@@ -174,7 +173,7 @@ class Planes:
 
     def __init__(
         self,
-        info: "Scan",
+        look: "Look",
         *,
         frames: int,
         height: int,
@@ -186,13 +185,13 @@ class Planes:
         self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
         self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
         self._mirror = position.mirror
-        self._stored_mirror = info.mirror
-        self._turns = info.rotation // 90
+        self._stored_mirror = look.mirror
+        self._turns = look.rotation // 90
         turned = self._turns % 2 == 1
         aspect = height / width if turned else width / height
-        # From the scan, so that all frames of a clip have one size, in whatever order they come.
-        self._stored = (info.width, info.height)
-        self._crop = lambda stored: crop_of(stored, info.pixel_aspect, aspect, position)
+        # From the table, so that all frames of a clip have one size, in whatever order they come.
+        self._stored = (look.width, look.height)
+        self._crop = lambda stored: crop_of(stored, look.pixel_aspect, aspect, position)
         crop_w, crop_h = self._crop(self._stored)[:2]
         if turned:
             high, wide, height, width = wide, high, width, height
@@ -272,7 +271,7 @@ def _is_plain(frame: VideoFrame) -> bool:
 
 
 def crop_of(
-    stored: tuple[int, int], pixel_aspect: float, aspect: float, position: CropPosition
+    stored: tuple[int, int], pixel_aspect: float | Fraction, aspect: float, position: CropPosition
 ) -> tuple[int, int, int, int]:
     """Returns width, height, left, and top of the crop, in stored pixels.
 
@@ -285,7 +284,7 @@ def crop_of(
         position: where the crop is.
     """
     width, height = stored
-    stored_aspect = aspect / pixel_aspect
+    stored_aspect = aspect / float(pixel_aspect)
     wide = min(width, height * stored_aspect) * position.scale
     high = min(height, width / stored_aspect) * position.scale
     crop_w, crop_h = _even(wide, width), _even(high, height)

@@ -1,7 +1,7 @@
 """A teacher's latents of fixed windows: computed once, cached, and read with the clips.
 
 Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
-the video's name, size, length and ends, not of its location. A window that cannot be decoded is all
+the video's name, content, and pieces, not of its location. A window that cannot be decoded is all
 NaN. If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
 :mod:`jaxtrain.data.video.encode_latents` computes them.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from jaxtrain.config import invocation
-from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video.sets import Video
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.jobs import bucket_folders, cache
 from jaxtrain.storage import atomic, disks
@@ -61,12 +61,11 @@ class LatentStore:
         """Returns the folder or URL where latents are written."""
         return self.url or str(self.folder)
 
-    def name(self, entry: Entry) -> str:
+    def name(self, video: Video) -> str:
         """Returns the path of a video's latents, relative to the folder."""
-        digest = cache.digest(entry.name, entry.size, entry.scanned.frames, entry.ends)
-        return f"{digest[:2]}/{digest[2:]}.npy"
+        return f"{video.digest[:2]}/{video.digest[2:]}.npy"
 
-    def missing(self, videos: Iterable[tuple[Entry, int]]) -> list[Entry]:
+    def missing(self, videos: Iterable[tuple[Video, int]]) -> list[Video]:
         """Returns the videos without latents on this disk.
 
         Lists the folders: to open a million files on a network disk takes minutes.
@@ -81,12 +80,12 @@ class LatentStore:
                     with contextlib.suppress(FileNotFoundError):  # another command's, unfinished
                         sizes[f"{folder.name}/{file.name}"] = file.stat().st_size
         return [
-            entry
-            for entry, windows in videos
-            if sizes.get(self.name(entry)) != self._bytes(windows)
+            video
+            for video, windows in videos
+            if sizes.get(self.name(video)) != self._bytes(windows)
         ]
 
-    def fetch(self, videos: Sequence[tuple[Entry, int]], say: Callable[[str], None]) -> None:
+    def fetch(self, videos: Sequence[tuple[Video, int]], say: Callable[[str], None]) -> None:
         """Fetches latents that exist in the bucket and not on this disk.
 
         Args:
@@ -99,7 +98,7 @@ class LatentStore:
         if self.url is None:
             return
         bucket = bucket_folders.opened(self.url)
-        missing = {self.name(entry) for entry in self.missing(videos)}
+        missing = {self.name(video) for video in self.missing(videos)}
         wanted = {name: size for name, size in bucket.sizes().items() if name in missing}
         if wanted:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,14 +120,14 @@ class LatentStore:
         _write_header(header, shape)
         return len(header.getvalue()) + math.prod(shape) * _DTYPE.itemsize
 
-    def load(self, entry: Entry, window: int) -> np.ndarray:
+    def load(self, video: Video, window: int) -> np.ndarray:
         """Loads the latents of a window, float32 [L, h, w, C].
 
         Raises:
             BadExample: they cannot be read, or do not exist because the window is broken.
             DiskAway: they cannot be read now.
         """
-        file = self.folder / self.name(entry)
+        file = self.folder / self.name(video)
         try:
             # Without a memory map, which would end the process if the disk fails (SIGBUS).
             with open(file, "rb") as opened:
@@ -137,11 +136,11 @@ class LatentStore:
             failure = disks.unreadable(str(file), error, existed=True)
             if isinstance(failure, disks.DiskAway):
                 raise failure from error
-            raise BadExample(entry.path, f"its latents cannot be read: {failure}") from error
+            raise BadExample(video.path, f"its latents cannot be read: {failure}") from error
         except (ValueError, EOFError, IndexError) as error:
-            raise BadExample(entry.path, f"its latents cannot be read: {file}: {error}") from error
+            raise BadExample(video.path, f"its latents cannot be read: {file}: {error}") from error
         if np.isnan(latents[0, 0, 0, 0]):
-            raise BadExample(entry.path, f"window {window} has no latents: it could not be decoded")
+            raise BadExample(video.path, f"window {window} has no latents: it could not be decoded")
         return latents
 
     def save(self, file: Path, latents: Iterable[np.ndarray | None], windows: int) -> None:
@@ -230,7 +229,7 @@ def find(
         f"compute them with `{invocation.program()} prepare latents`, this run's --config, its "
         "--data and --model fields, and --teacher SPEC"
     )
-    videos = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
+    videos = [(video, split.windows(video)) for split in splits for video in split.videos]
     cached = _teachers(root, model)
     chosen = teacher or (cached[0] if len(cached) == 1 else None)
     if cache_url is not None and (

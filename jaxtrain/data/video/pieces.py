@@ -8,10 +8,10 @@ largest crop that training uses. A piece ends at a hard cut.
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import av
 import av.filter
@@ -19,7 +19,17 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.reader import Break, Frame, Look, Reader, Span, traits_of
+from jaxtrain.data.video.reader import (
+    Break,
+    Frame,
+    Look,
+    Reader,
+    Span,
+    open_input,
+    prepare_decoder,
+    reason,
+    traits_of,
+)
 from jaxtrain.errors import BadExample, InputError
 
 _TICK = Fraction(1, 90_000)  # required by filters; nothing here depends on time
@@ -62,8 +72,11 @@ class Settings:
     min_frames: int = 24
     min_side: int = 64
     gop: int = 8
-    quantizer: int = 3
+    quantizer: int = 2
     split_at_cuts: bool = True
+
+    unit: ClassVar[int] = _SIDES
+    """Height and width are multiples of it."""
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "frames", "min_frames", "min_side", "gop"):
@@ -86,6 +99,18 @@ class Settings:
         if not 1 <= self.quantizer <= 31:
             raise InputError(f"--quantizer {self.quantizer}: use 1 (best) to 31")
 
+    def covers(self, other: "Settings") -> bool:
+        """Returns whether pieces with these settings have all that those with others have."""
+        return (
+            self.height / self.min_crop_scale >= other.height / other.min_crop_scale
+            and self.width / self.min_crop_scale >= other.width / other.min_crop_scale
+            and self.frames >= other.frames
+            and self.min_frames <= other.min_frames
+            and self.min_side <= other.min_side
+            and self.quantizer <= other.quantizer
+            and self.split_at_cuts == other.split_at_cuts
+        )
+
     def size(self, shown_height: float, shown_width: float) -> tuple[int, int]:
         """Returns the even height and width of a video's pieces; small videos are not enlarged."""
         least_height, least_width = (
@@ -104,6 +129,8 @@ class Cut(NamedTuple):
             :attr:`Settings.min_frames` are in a row.
         lost: number of frames that were decoded and are not intact, or depend on such frames.
         damage: what is wrong with the file; () if it is intact.
+        sizes: height and width of each piece.
+        rate: frames per second of the video; 0 if unknown.
         traits: of the video; see :data:`jaxtrain.data.video.reader.TRAITS`.
     """
 
@@ -112,6 +139,8 @@ class Cut(NamedTuple):
     lost: int = 0
     damage: tuple[str, ...] = ()
     traits: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    rate: Fraction = Fraction(0)
 
 
 def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
@@ -150,7 +179,15 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         raise BadExample(
             path, f"is too short: none of its {pieces.seen:,} frames begins {text}{also}"
         )
-    return Cut(tuple(pieces.made), pieces.left_out, lost, tuple(damage), tuple(traits))
+    return Cut(
+        tuple(pieces.made),
+        pieces.left_out,
+        lost,
+        tuple(damage),
+        tuple(traits),
+        tuple(pieces.sizes),
+        video.rate,
+    )
 
 
 def _decoded(video: Reader, traits: dict[str, None]) -> Iterator[Frame | Break]:
@@ -170,7 +207,7 @@ class _Pieces:
     """
 
     def __init__(self, folder: Path, settings: Settings, video: Reader) -> None:
-        self.made = list[int]()
+        self.made, self.sizes = list[int](), list[tuple[int, int]]()
         self.left_out = self.seen = 0
         self._folder, self._settings, self._video = folder, settings, video
         self._writer: _Writer | None = None
@@ -221,6 +258,7 @@ class _Pieces:
         if self._writer is not None:
             self._writer.close()
             self.made.append(self._writer.frames)
+            self.sizes.append(self._writer.size)
             self._writer = None
 
     def abandon(self) -> None:
@@ -313,7 +351,7 @@ class _Writer:
     def __init__(
         self, path: Path, size: tuple[int, int], rate: Fraction, settings: Settings
     ) -> None:
-        self.path, self.frames = path, 0
+        self.path, self.size, self.frames = path, size, 0
         # limit_denominator rounds smaller rates to 0 or 1/1001.
         rate = max(Fraction(rate or _FPS).limit_denominator(1001), _MIN_RATE)
         if rate.numerator > _MAX_TICKS:
@@ -351,7 +389,7 @@ def _options(settings: Settings) -> dict[str, str]:
     """Returns the options of the encoder."""
     return {
         "g": str(settings.gop),
-        "bf": "2" if settings.gop > 3 else "0",  # successive B frames, which a decoder can skip
+        "bf": "0",
         "qmin": str(settings.quantizer),
         "qmax": str(settings.quantizer),
         # bitexact makes the bytes the same on every processor.
@@ -366,3 +404,40 @@ def _even(length: float) -> int:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def read(
+    path: str, span: Span, numbers: Sequence[int], take: Callable[[int, VideoFrame], None]
+) -> None:
+    """Decodes frames of a piece, from the keyframe before the first one on.
+
+    Args:
+        path: for messages.
+        span: the place of the piece.
+        numbers: of the frames, ascending.
+        take: called with a frame's position in ``numbers`` and the frame.
+
+    Raises:
+        BadExample: a frame is damaged, or the piece cannot be read.
+        DiskAway: its disk is temporarily unavailable.
+    """
+    positions = {number: position for position, number in enumerate(numbers)}
+    try:
+        with open_input(path, span) as container:
+            stream = container.streams.video[0]
+            prepare_decoder(stream)
+            assert stream.average_rate is not None
+            assert stream.time_base is not None
+            tick = 1 / (stream.average_rate * stream.time_base)
+            container.seek(round(numbers[0] * tick), stream=stream)
+            for frame in container.decode(stream):
+                number = round((frame.pts or 0) / tick)
+                if frame.is_corrupt:
+                    raise BadExample(path, f"frame {number} is corrupt")
+                if (position := positions.pop(number, None)) is not None:
+                    take(position, frame)
+                if not positions:
+                    return
+    except (av.FFmpegError, IndexError) as error:
+        raise BadExample(path, f"cannot be decoded: {reason(error)}") from error
+    raise BadExample(path, f"frame {min(positions)} is missing")

@@ -12,9 +12,8 @@ import numpy as np
 
 from jaxtrain.data import video
 from jaxtrain.data.source import Sources
-from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.packets import Scan
+from jaxtrain.data.video.reader import Break, Frame, Reader
 
 HEIGHT, WIDTH = 64, 96
 _BITS = 8
@@ -31,14 +30,18 @@ MODEL = model()
 
 def opened(path: Path | str, cache: Path | str, model: Any = MODEL, **settings: Any) -> Sources:
     """Opens videos as a run does, in batches of two."""
-    given: dict[str, Any] = {"batch_size": 2, "cache_dir": str(cache), **settings}
+    given: dict[str, Any] = {"batch_size": 2, "cache_dir": str(cache), "convert_on": "host"}
+    given |= settings
     return video.Config(path=str(path), **given).open(model, seed=0, say=lambda line: None)
 
 
 def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """Returns an image with eight black or white bars: the bits of ``number``, highest first."""
+    """Returns an image with eight dark or light bars: the bits of ``number``, highest first.
+
+    Their contrast is low, so that the next number is not a new shot.
+    """
     bits = [(number >> bit) & 1 for bit in range(_BITS - 1, -1, -1)]
-    row = np.repeat(np.array(bits, np.uint8) * 255, width // _BITS)
+    row = np.repeat(90 + 75 * np.array(bits, np.uint8), width // _BITS)
     row = np.pad(row, (0, width - len(row)))
     return np.broadcast_to(row[None, :, None], (height, width, 3)).copy()
 
@@ -191,21 +194,24 @@ def shorten_edit(path: Path, fraction: float) -> Path:
     return path
 
 
-def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame]:
-    """Decodes the frames with these numbers."""
-    frames: dict[int, av.VideoFrame] = {}
-    decode.read(path, info, numbers, frames.__setitem__)
-    return [frames[index] for index in range(len(numbers))]
+def decoded(path: Path | str, numbers: Sequence[int] | None = None) -> list[Frame]:
+    """Returns the frames of an intact video with these numbers, or all of them, from its reader."""
+    frames = list[Frame]()
+    for item in Reader(str(path)):
+        if isinstance(item, Frame):
+            frames.append(item)
+        else:
+            assert isinstance(item, Break)
+            assert not item.reason, f"frame {len(frames)}: {item.reason}"
+    return frames if numbers is None else [frames[number] for number in numbers]
 
 
-def cropped(
-    frames: Sequence[av.VideoFrame], info: Scan, *, height: int, width: int, **position: Any
-) -> np.ndarray:
+def cropped(frames: Sequence[Frame], *, height: int, width: int, **position: Any) -> np.ndarray:
     """Crops all frames alike; ``position`` has the fields of :class:`video_frames.CropPosition`."""
-    where = video_frames.CropPosition(**position)
-    clip = video_frames.Crop(info, frames=len(frames), height=height, width=width, position=where)
+    where, look = video_frames.CropPosition(**position), frames[0].look
+    clip = video_frames.Crop(look, frames=len(frames), height=height, width=width, position=where)
     for index, frame in enumerate(frames):
-        clip.put(index, frame)
+        clip.put(index, frame.picture)
     return clip.out_THWC
 
 

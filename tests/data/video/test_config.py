@@ -1,7 +1,7 @@
 """The video data set: the frames of an example, its augmentation, and skipped files."""
 
 import itertools
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from data.video import sample_videos as sample
 
 from jaxtrain.data import video
-from jaxtrain.data.video import decode, prepare_clips
+from jaxtrain.data.video import pieces
 from jaxtrain.errors import BadExample, InputError
 
 PLAIN: dict[str, Any] = {  # no augmentation
@@ -19,6 +19,12 @@ PLAIN: dict[str, Any] = {  # no augmentation
     "jitter_probability": 0.0,
     "blur_sigma": None,
 }
+
+
+@pytest.fixture(autouse=True)
+def _numbers_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbered frames differ as much as shots do."""
+    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,7 @@ def _numbers(example: dict[str, np.ndarray]) -> list[int]:
 def test_the_content_of_an_example(data: Path) -> None:
     sources = _open(data)
     assert (len(sources.train), len(sources.val), sources.files, sources.bad) == (5, 1, 6, ())
-    assert sources.summary == "6 videos (6 good), 180 frames, 5 train / 1 val"
+    assert sources.summary == "6 videos (6 good), 180 frames in pieces, 5 train / 1 val"
     for source in (sources.train, sources.val):
         example = source.example(0, _rng(0))
         assert sorted(example) == ["augment", "video"]
@@ -83,14 +89,14 @@ def test_clips_per_video_multiply_training_only(
 ) -> None:
     sources = _open(data, clips_per_video=3, **PLAIN)
     assert (len(sources.train), len(sources.val)) == (15, 1)
-    paths = [Path(entry.path) for entry in sources.train.entries]
-    asked: list[Path] = []
+    paths = [video.pieces[0].path for video in sources.train.videos]
+    asked: list[str] = []
 
     def read(path: str, *rest: Any) -> None:
-        asked.append(Path(path))
+        asked.append(path)
         raise InterruptedError
 
-    monkeypatch.setattr(decode, "read", read)
+    monkeypatch.setattr(pieces, "read", read)
     for index in range(15):
         with pytest.raises(InterruptedError):
             sources.train.example(index, _rng(index))
@@ -137,32 +143,64 @@ def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> 
         assert clip[0, 30, 0, 1] < clip[0, 30, -1, 1]
 
 
-def test_short_files_use_a_smaller_frame_delta_or_are_reported(tmp_path: Path) -> None:
-    for name, frames in [("long", 30), ("short", 7), ("least", 6), ("less", 5)]:
+def test_short_videos_use_a_smaller_frame_delta_or_are_reported(tmp_path: Path) -> None:
+    for name, frames in [("long", 30), ("short", 12), ("least", 6), ("less", 5)]:
         sample.write(tmp_path / "v" / f"{name}.mp4", frames)
     (tmp_path / "val").mkdir()
     (tmp_path / "v" / "long.mp4").rename(tmp_path / "val" / "long.mp4")
     sources = _open(
         tmp_path / "v",
         val_path=str(tmp_path / "val"),
-        min_frame_delta=2,
-        max_frame_delta=3,
+        min_frame_delta=3,
+        max_frame_delta=4,
         **PLAIN,
     )
-    assert [(Path(one.path).name, one.reason) for one in sources.bad] == [
-        ("less.mp4", "is too short: it has 5 frames, a clip needs 6")
+    assert [(bad.path, bad.reason) for bad in sources.bad] == [
+        (
+            "less.mp4",
+            "is too short: none of its 5 frames begins 6 frames (--min-frames) in a row without a "
+            "cut",
+        )
     ]
-    assert [entry.name for entry in sources.train.entries] == ["least.mp4", "short.mp4"]
-    for seed in range(8):
+    assert [video.name for video in sources.train.videos] == ["least.mp4", "short.mp4"]
+    starts = set()
+    for seed in range(16):
         assert _numbers(sources.train.example(0, _rng(seed))) == [0, 1, 2, 3, 4, 5]
         numbers = _numbers(sources.train.example(1, _rng(seed)))
-        assert numbers in ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]), "never wrapped"
+        assert {later - earlier for earlier, later in itertools.pairwise(numbers)} == {2}
+        starts.add(numbers[0])
+    assert starts == {0, 1}
     assert sources.files == 4
+
+
+def test_prepared_videos_that_are_too_short_for_a_run_are_reported(tmp_path: Path) -> None:
+    for name, frames in [("a", 30), ("b", 30), ("short", 10)]:
+        sample.write(tmp_path / "v" / f"{name}.mp4", frames)
+    made = _open(tmp_path / "v").train.videos.table.folder
+    said: list[str] = []
+    settings = {"path": made, "batch_size": 2, "cache_dir": str(tmp_path / "cache")}
+    more = sample.model(frames=11)
+    sources = video.Config(**settings).open(more, seed=0, say=said.append)
+    (bad,) = sources.bad
+    assert (bad.path, bad.reason) == (
+        "short.mp4",
+        "is too short: a clip needs 11 frames in a row",
+    )
+    assert any("short.mp4: is too short" in line for line in said)
+    assert {v.name for split in (sources.train, sources.val) for v in split.videos} == {
+        "a.mp4",
+        "b.mp4",
+    }
+    with pytest.raises(
+        InputError,
+        match=r"none of 3 videos can be used \(a.mp4: .*31 frames.*\): pass longer videos",
+    ):
+        video.Config(**settings).open(sample.model(frames=31), seed=0, say=said.append)
 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Three intact files and one broken file of each kind."""
+    """Three intact files and a broken file of each kind."""
     folder = tmp_path / "v"
     for name in ("a", "b", "c"):
         sample.write(folder / f"{name}.mp4", 20)
@@ -173,60 +211,40 @@ def mixed(tmp_path: Path) -> Path:
     return folder
 
 
-def _bad_names(sources: Any) -> list[str]:
-    return sorted(Path(one.path).name for one in sources.bad)
-
-
-def _use_all(source: Any) -> list[str]:
-    """Returns the names of the files without an example."""
-    broken = []
-    for index in range(len(source)):
-        try:
-            source.example(index, _rng(index))
-        except BadExample as bad:
-            broken.append(Path(bad.path).name)
-    return broken
-
-
-def test_verify_index_and_never(mixed: Path) -> None:
-    sources = _open(mixed, verify="index")
-    assert _bad_names(sources) == ["empty.mp4", "garbled.mp4", "short.mkv", "text.mp4"]
-    assert _use_all(sources.train) + _use_all(sources.val) == []
-    assert len(sources.train) + len(sources.val) == 3
+def test_what_is_intact_of_damaged_videos_is_used(mixed: Path) -> None:
     sources = _open(mixed)
-    assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
-    assert len(sources.train) + len(sources.val) == 4
-    assert sources.summary.startswith("7 videos (4 good), ")
+    assert sorted(bad.path for bad in sources.bad) == ["empty.mp4", "text.mp4"]
+    assert sources.summary.startswith("7 videos (5 good), ")
+    used = {}
+    for source in (sources.train, sources.val):
+        for index, one in enumerate(source.videos):
+            used[one.name] = sum(piece.frames for piece in one.pieces)
+            source.example(index, _rng(index))
+    assert used.keys() == {"a.mp4", "b.mp4", "c.mp4", "garbled.mp4", "short.mkv"}
+    assert [used[f"{name}.mp4"] for name in "abc"] == [20, 20, 20]
+    assert 6 <= used["garbled.mp4"] < 40
+    assert 6 <= used["short.mkv"] < 40
 
 
-def test_prepared_clips_are_never_decoded_completely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "clips"
-    for number in range(3):
-        sample.write(folder / f"{number}.mp4", 20)
-
-    def verify(path: str, *rest: Any) -> Any:
-        raise AssertionError(f"{path} was decoded completely")
-
-    monkeypatch.setattr(decode, "verify", verify)
-    with pytest.raises(AssertionError, match="was decoded completely"):
-        _open(folder, verify="index")
-    monkeypatch.setattr(prepare_clips, "largest_crop", lambda path: (64, 96))
-    source = _open(folder, verify="index").train
-    for index in range(len(source)):
-        source.example(index, _rng(index))
+def test_a_run_reads_only_pieces(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "v")
+    train = _open(tmp_path / "v", clips_per_video=2).train
+    before = [train.example(index, _rng(index)) for index in range(len(train))]
+    shutil.rmtree(tmp_path / "v")
+    for index, example in enumerate(before):
+        np.testing.assert_array_equal(train.example(index, _rng(index))["video"], example["video"])
 
 
-def test_a_file_that_changes_during_the_run_is_rejected(mixed: Path) -> None:
-    train = _open(mixed).train
-    os.truncate(train.entries[0].path, 1000)
-    for verify in ("index", "never"):
-        source = _open(mixed, verify=verify).train
-        path = Path(source.entries[0].path)
-        path.write_bytes(path.read_bytes() + b"more")
-        with pytest.raises(BadExample, match="changed during the run"):
-            source.example(0, _rng(0))
+def test_a_piece_that_is_damaged_is_a_bad_example(data: Path, tmp_path: Path) -> None:
+    train = sample.opened(data, tmp_path).train
+    piece = train.videos[1].pieces[0]
+    with open(piece.span.file, "r+b") as tar:
+        tar.seek(piece.span.offset)
+        tar.write(bytes(piece.span.size))
+    with pytest.raises(BadExample, match="cannot be decoded") as error:
+        train.example(1, _rng(0))
+    assert error.value.path == piece.path
+    train.example(0, _rng(0))
 
 
 def test_wrong_inputs_give_one_clear_line(tmp_path: Path) -> None:
@@ -247,7 +265,7 @@ def test_wrong_inputs_give_one_clear_line(tmp_path: Path) -> None:
         _open(tmp_path / "none")
     sample.write(tmp_path / "short" / "a.mp4", 3)
     with pytest.raises(
-        InputError, match=r"has 3 frames, .*: pass longer videos with --data.path, or lower --model"
+        InputError, match=r"a\.mp4: is too short: none of its 3 frames.*, or pass other videos with"
     ):
         _open(tmp_path / "short")
 

@@ -1,4 +1,4 @@
-"""Clips of every kind of file equal its frames when it is decoded from the start, or it is refused.
+"""Of every kind of file, the reader yields the frames that FFmpeg's own decoding yields, in order.
 
 The files are those of public bug reports about other programs: frames without time stamps, or with
 those of decoding, clocks that jump back, false keyframes, pauses, and mirrors.
@@ -6,7 +6,6 @@ those of decoding, clocks that jump back, false keyframes, pauses, and mirrors.
 
 import hashlib
 import os
-import random
 import struct
 from collections.abc import Callable
 from fractions import Fraction
@@ -21,10 +20,11 @@ import pytest
 from av.video.frame import VideoFrame
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import decode, frames, index, packets, pieces, reader, reading
+from jaxtrain.data.video import frames, pieces, reading, sets
+from jaxtrain.data.video.reader import Break, Frame, Reader
 from jaxtrain.errors import BadExample
 
-FRAMES, CLIP = 48, 8
+FRAMES = 48
 
 H264 = {"codec": "libx264", "g": "12", "crf": "20"}
 B_FRAMES: dict[str, dict[str, str]] = {
@@ -70,37 +70,24 @@ def in_order(path: Path) -> list[str]:
         return [digest(frame) for frame in container.decode(video=0)]
 
 
-def check(path: Path) -> packets.Scan:
-    """Checks some clips; returns the scan."""
-    info, expected, rng = packets.scan(str(path)), in_order(path), random.Random(0)
-    assert info.frames == len(expected)
-    assert decode.verify(str(path), info) == decode.FrameCheck((), None)
-    starts = [rng.randrange(info.frames - CLIP + 1) for _ in range(6)]
-    clips = [range(start, start + CLIP) for start in starts]
-    for numbers in (*clips, range(0, info.frames, 13), [0, info.frames - 1]):
-        made = map(digest, sample.decoded(str(path), info, numbers))
-        assert list(made) == [expected[number] for number in numbers], f"frames {numbers}"
-    return info
+def check(path: Path) -> tuple[int, int]:
+    """Compares all frames of an intact file; returns their number, and that of the breaks."""
+    items = list(Reader(str(path)))
+    reasons = [item.reason for item in items if isinstance(item, Break) and item.reason]
+    assert reasons == []
+    read = [digest(item.picture) for item in items if isinstance(item, Frame)]
+    assert read == in_order(path)
+    return len(read), len(items) - len(read)
 
 
 @pytest.mark.parametrize(("suffix", "codec"), CELLS)
-def test_clips_are_the_frames_in_order(tmp_path: Path, suffix: str, codec: str) -> None:
+def test_the_frames_are_those_of_ffmpeg(tmp_path: Path, suffix: str, codec: str) -> None:
     options: dict[str, Any] = KINDS[suffix][codec]
     path = sample.write(tmp_path / f"a.{suffix}", sample.busy(FRAMES), **options)
     # As root, the AV1 encoder makes its caller a real-time process, and all other tests starve.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    assert check(path).fps == pytest.approx(25, rel=1e-3)
-
-
-def test_a_clip_is_decoded_from_the_keyframe_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not from the start of the file, which gives the same frames, but takes ever longer."""
-    path = sample.write(tmp_path / "a.mp4", sample.busy(FRAMES), **B_FRAMES["h264"])
-    starts = decode._starts
-    assert len(packets.scan(str(path)).keyframes) > 2
-    monkeypatch.setattr(decode, "_starts", lambda info, number: starts(info, number)[:1])
-    check(path)
+    assert check(path) == (FRAMES, 0)
+    assert reading.Video(path).rate == pytest.approx(25, rel=1e-3)
 
 
 def part(path: Path, numbers: range, clock: int, *, b_frames: int) -> Path:
@@ -126,8 +113,7 @@ def test_two_recordings_in_one_file_follow_each_other(
     second = part(tmp_path / "2.ts", range(30, 60), 3600 * 30 + clock, b_frames=b_frames)
     path = tmp_path / "joined.ts"
     path.write_bytes(first.read_bytes() + second.read_bytes())
-    info = check(path)
-    assert bool(info.keyframes) == (clock > 3600 * 20), "frames are not numbered by their stamps"
+    assert check(path) == (60, 1)
     assert numbers_in(path) == list(range(60))
     stamps = [image.pts for image in reading.Video(path).images()]
     assert stamps[0] == 0
@@ -146,13 +132,13 @@ def without_index(path: Path) -> Path:
 def test_frames_marked_as_keyframes_need_not_be(tmp_path: Path, codec: str) -> None:
     options: dict[str, Any] = (B_FRAMES | HEVC)[codec]
     path = without_index(sample.write(tmp_path / "a.mp4", sample.busy(FRAMES), **options))
-    assert len(check(path).keyframes) in (4, FRAMES)  # FFmpeg itself looks at H.264
+    assert check(path) == (FRAMES, 0)
 
 
 def test_every_frame_of_h263_in_avi_is_marked_as_a_keyframe(tmp_path: Path) -> None:
     images = sample.busy(FRAMES, height=144, width=176)
     path = sample.write(tmp_path / "a.avi", images, codec="h263", g="12", b="4M")
-    assert len(check(path).keyframes) == FRAMES
+    assert check(path) == (FRAMES, 0)
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "flv"])
@@ -161,7 +147,8 @@ def test_a_pause_of_the_recorder_is_not_damage(tmp_path: Path, suffix: str, keyf
     """The first frame after the pause of 5 s is a keyframe, or is not."""
     times = [40 * number + (5000 if number >= 24 else 0) for number in range(FRAMES)]
     options = {"bf": "0", "g": "12" if keyframe else "20", "sc_threshold": "0"}
-    check(sample.write_at(tmp_path / f"a.{suffix}", sample.busy(FRAMES), times, **options))
+    path = sample.write_at(tmp_path / f"a.{suffix}", sample.busy(FRAMES), times, **options)
+    assert check(path) == (FRAMES, 1)
 
 
 def remux(source: Path, target: Path, keep: Callable[[int, av.Packet], bool]) -> Path:
@@ -178,21 +165,31 @@ def remux(source: Path, target: Path, keep: Callable[[int, av.Packet], bool]) ->
 
 @pytest.mark.parametrize("until", [20, 24])
 def test_frames_that_the_decoder_does_not_miss_are_missed(tmp_path: Path, until: int) -> None:
-    """VP8 after a gap: of another keyframe it may be a pause, of a predicted frame it is damage."""
+    """VP8 after a gap before a predicted frame, or before a keyframe."""
     whole = sample.write(tmp_path / "w.webm", sample.busy(FRAMES), codec="libvpx", g="12", b="2M")
     path = remux(whole, tmp_path / "a.webm", lambda number, _: not 14 <= number < until)
-    if until == 24:
-        assert packets.scan(str(path)).frames == FRAMES - 10
-        return
-    with pytest.raises(BadExample, match=r"has gaps: it has 42 of 48 frames"):
-        packets.scan(str(path))
+    items, expected = list(Reader(str(path))), in_order(whole)
+    (at,) = (number for number, item in enumerate(items) if isinstance(item, Break))
+    # The last two before the gap may be damaged as well.
+    assert items[at] == Break("lacks frames", lost=2 + (24 - until))
+    read = [digest(item.picture) for item in items if isinstance(item, Frame)]
+    assert (read[:at], read[at:]) == (expected[:12], expected[24:])
+
+
+def test_packets_that_a_receiver_lost_are_missed(tmp_path: Path) -> None:
+    """H.264 whose decoder predicts from older frames after a loss that had a keyframe."""
+    images = sample.busy(60)
+    whole = sample.write(tmp_path / "w.ts", images, g="20", bf="0", sc_threshold="0")
+    path = remux(whole, tmp_path / "a.ts", lambda number, _: not 17 <= number < 24)
+    read = [digest(item.picture) for item in Reader(str(path)) if isinstance(item, Frame)]
+    expected = in_order(whole)
+    assert read == expected[:17] + expected[40:]
 
 
 def test_a_capture_may_start_between_keyframes(tmp_path: Path) -> None:
     whole = part(tmp_path / "w.ts", range(60), 0, b_frames=0)
     path = remux(whole, tmp_path / "a.ts", lambda number, _: number >= 14)
-    info = check(path)
-    assert (info.frames, info.skipped) == (40, 6)
+    assert check(path) == (40, 0)
     assert numbers_in(path) == list(range(20, 60))
 
 
@@ -228,21 +225,19 @@ def test_frames_are_upright_for_every_display_matrix(
     assert (video.height, video.width) == (height, width)
     shown = sample.grays(expected)
     assert sample.grays(next(video.images()).pixels) == shown
-    info = packets.scan(str(path))
+    (frame,) = sample.decoded(path, [3])
     for mirror, seen in ((False, expected), (True, np.fliplr(expected))):
-        position = frames.CropPosition(mirror=mirror)
-        crop = frames.Crop(info, frames=1, height=height, width=width, position=position)
-        decode.read(str(path), info, [3], crop.put)
-        assert sample.grays(crop.out_THWC[0]) == sample.grays(seen)
+        (crop,) = sample.cropped([frame], height=height, width=width, mirror=mirror)
+        assert sample.grays(crop) == sample.grays(seen)
     planes = frames.Planes(
-        info,
+        frame.look,
         frames=1,
         height=height,
         width=width,
         plane_size=(height, width),
         position=frames.CropPosition(),
     )
-    decode.read(str(path), info, [3], planes.put)
+    planes.put(0, frame.picture)
     luma = planes.arrays()["luma"][0][..., None].repeat(3, -1).astype(float)
     assert sample.grays((luma - 16) * 255 / 219) == shown
     settings = pieces.Settings(height=height, width=width, min_frames=1, min_side=8)
@@ -273,7 +268,6 @@ def test_the_frame_rate_is_that_of_the_frames(tmp_path: Path, suffix: str, rate:
     path, expected = tmp_path / f"a.{suffix}", Fraction(rate)
     stamps = [round(number / expected * 90_000) for number in range(90)]
     sample.write_at(path, sample.busy(90), stamps, per_s=90_000, bf="0")
-    assert packets.scan(str(path)).fps == pytest.approx(float(expected), rel=1e-3)
     assert reading.Video(path).rate == expected
 
 
@@ -302,11 +296,9 @@ def test_gray_of_limited_range_becomes_black_and_white(
             frame.pts = number
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    info = packets.scan(str(path))
     image = next(reading.Video(path).images()).pixels
-    crop = frames.Crop(info, frames=1, height=64, width=96, position=frames.CropPosition())
-    decode.read(str(path), info, [1], crop.put)
-    for made in (image, crop.out_THWC[0]):
+    (crop,) = sample.cropped(sample.decoded(path, [1]), height=64, width=96)
+    for made in (image, crop):
         assert made[:, :40].max() <= 1
         assert made[:, 56:].min() >= 254
 
@@ -314,35 +306,36 @@ def test_gray_of_limited_range_becomes_black_and_white(
 def test_colors_that_cannot_be_converted_are_refused_by_name(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mp4", 12, **{"x264-params": "colormatrix=YCgCo"})
     with pytest.raises(BadExample, match=r"a.mp4: has YCgCo colors, which cannot be converted"):
-        packets.scan(str(path))
+        list(Reader(str(path)))
 
 
 @pytest.mark.parametrize(
-    ("options", "traits"),
+    ("options", "traits", "said"),
     [
-        ({}, ()),
-        ({"x264-params": "transfer=smpte2084"}, ("HDR (PQ)",)),
-        ({"x264-params": "transfer=arib-std-b67"}, ("HDR (HLG)",)),
-        ({"x264-params": "tff=1"}, ("interlaced",)),
+        ({}, (), []),
+        (
+            {"x264-params": "transfer=smpte2084"},
+            ("HDR (PQ)",),
+            ["a.mp4 is HDR (PQ): colors are not tone-mapped"],
+        ),
+        (
+            {"x264-params": "transfer=arib-std-b67"},
+            ("HDR (HLG)",),
+            ["a.mp4 is HDR (HLG): colors are not tone-mapped"],
+        ),
+        ({"x264-params": "tff=1"}, ("interlaced",), []),  # of which nothing is seen in pieces
     ],
 )
-def test_hdr_and_interlaced_videos_are_named(
-    tmp_path: Path, options: dict[str, str], traits: tuple[str, ...]
+def test_hdr_and_interlaced_videos_are_known(
+    tmp_path: Path, options: dict[str, str], traits: tuple[str, ...], said: list[str]
 ) -> None:
     path = sample.write(tmp_path / "in" / "a.mp4", 30, **options)
-    assert packets.scan(str(path)).traits == traits
-    said: list[str] = []
-    for _ in range(2):  # scanned, and from the index
-        said.clear()
-        index.of_path(
-            str(path.parent), "--data.path", tmp_path / "cache", decode_all=False, say=said.append
-        )
-        warnings = [line for line in said if line.startswith("warning")]
-        assert warnings == [
-            f"warning: 1 of 1 videos of --data.path are {trait}, such as a.mp4: "
-            f"{reader.TRAITS[trait]}"
-            for trait in traits
-        ]
+    settings = pieces.Settings(height=64, width=96, min_side=8, split_at_cuts=False)
+    (tmp_path / "cut").mkdir()
+    assert pieces.cut(str(path), None, tmp_path / "cut", settings).traits == traits
+    lines: list[str] = []
+    sets.of_path(str(path.parent), "--data.path", settings, tmp_path / "cache", lines.append)
+    assert lines[1:] == said  # after what is cut
 
 
 def test_subtitles_may_be_longer_than_the_video(tmp_path: Path) -> None:
@@ -359,12 +352,12 @@ def test_subtitles_may_be_longer_than_the_video(tmp_path: Path) -> None:
             if packet.size:
                 packet.stream = subtitles
                 container.mux(packet)
-    assert check(path).frames == 25
+    assert check(path) == (25, 0)
 
 
 def test_most_frames_of_a_program_stream_have_no_time_stamp(checkout: Path) -> None:
     """H.264 of a surveillance recorder: a PES packet holds several frames."""
-    assert check(checkout / "tests/fixtures/h264_ps_tail.mpg").frames == 60
+    assert check(checkout / "tests/fixtures/h264_ps_tail.mpg") == (60, 0)
 
 
 def combs(image_HWC: np.ndarray) -> float:

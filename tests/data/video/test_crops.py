@@ -14,8 +14,9 @@ from data.video import sample_videos as sample
 from jaxtrain import config
 from jaxtrain.data import sampler, video
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.video import decode
-from jaxtrain.errors import InputError
+from jaxtrain.data.video import pieces
+from jaxtrain.data.video.reader import Span
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.models import video_ae
 from jaxtrain.training import step_setup
 from jaxtrain.training.model_flops import model_flops
@@ -70,7 +71,7 @@ def test_place_and_scale_are_uniform(tmp_path: Path, down: bool) -> None:
     assert abs(np.corrcoef(scales, places)[0, 1]) < 0.15
 
 
-@pytest.mark.parametrize("shown", [(64, 96), (128, 192), (32, 48), (96, 64), (64, 160), (100, 100)])
+@pytest.mark.parametrize("shown", [(64, 96), (128, 192), (64, 80), (96, 64), (64, 160), (100, 100)])
 @pytest.mark.parametrize("crop", [(16, 16), (16, 48), (48, 16), (64, 96)])
 def test_things_are_as_large_in_a_crop_as_in_a_validation(
     tmp_path: Path, shown: tuple[int, int], crop: tuple[int, int]
@@ -136,13 +137,13 @@ def test_the_crops_of_a_clip_are_decoded_once(
 ) -> None:
     source = _open(numbered, crop=(16, 24), crops_per_clip=4).train
     asked: list[tuple[str, tuple[int, ...]]] = []
-    real = decode.read
+    real = pieces.read
 
-    def read(path: str, scan: Any, numbers: list[int], *rest: Any) -> None:
+    def read(path: str, span: Span, numbers: list[int], *rest: Any) -> None:
         asked.append((path, tuple(numbers)))
-        real(path, scan, numbers, *rest)
+        real(path, span, numbers, *rest)
 
-    monkeypatch.setattr(decode, "read", read)
+    monkeypatch.setattr(pieces, "read", read)
     rows = _rows(source, tmp_path)
     examples = [rows[row] for row in range(40)]  # two epochs of five files
     assert len(asked) == 10
@@ -158,15 +159,15 @@ def test_a_broken_clip_is_replaced_by_the_crops_of_one_clip(
     numbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = _open(numbered, crop=(16, 24), crops_per_clip=4).train
-    bad = source.entries[2].path
-    real = decode.read
+    (bad,) = source.videos[2].pieces
+    real = pieces.read
 
     def read(path: str, *rest: Any) -> None:
-        if path == bad:
-            raise decode.Undecodable(path, "broken on purpose")
+        if path == bad.path:
+            raise BadExample(path, "broken on purpose")
         real(path, *rest)
 
-    monkeypatch.setattr(decode, "read", read)
+    monkeypatch.setattr(pieces, "read", read)
     rows = _rows(source, tmp_path)
     for block in range(10):
         ids = [int(rows[4 * block + place]["_id"]) for place in range(4)]

@@ -35,11 +35,11 @@ def test_they_are_rendered_once(folder: Path, root: Path) -> None:
 
 
 def test_they_are_read_like_any_other_files(folder: Path, root: Path) -> None:
-    config = video.Config(demo=True, batch_size=1, cache_dir=str(root), verify="index")
+    config = video.Config(demo=True, batch_size=1, cache_dir=str(root))
     sources = config.open(MODEL, seed=0, say=lambda text: None)
     assert (sources.files, sources.bad) == (6, ())
     frames = 6 * 16
-    assert sources.summary == f"6 videos (6 good), {frames} frames, 5 train / 1 val"
+    assert sources.summary == f"6 videos (6 good), {frames} frames in pieces, 5 train / 1 val"
     for source in (sources.train, sources.val):
         for index in range(len(source)):
             clip = source.example(index, np.random.default_rng(index))["video"]

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import weakref
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,12 @@ import numpy as np
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import frames, packets
+from jaxtrain.data.video import frames
+from jaxtrain.data.video.reader import Frame, Look
 
 
-def _clip(path: Path, *, height: int, width: int, **changes: object) -> np.ndarray:
-    scan = packets.scan(str(path))
-    settings = {"scale": 1.0, "across": 0.5, "down": 0.5, "mirror": False, **changes}
-    frames = sample.decoded(str(path), scan, list(range(scan.frames)))
-    return sample.cropped(frames, scan, height=height, width=width, **settings)  # type: ignore[arg-type]
+def _clip(path: Path, *, height: int, width: int, **changes: Any) -> np.ndarray:
+    return sample.cropped(sample.decoded(path), height=height, width=width, **changes)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,9 @@ def test_non_square_pixels_are_widened(tmp_path: Path) -> None:
     y, x = np.mgrid[:120, :100]
     disc = (np.hypot(y - 60, (x - 50) * 2) < 40)[..., None] * np.full(3, 255)
     path = sample.write(tmp_path / "a.mp4", [disc.astype(np.uint8)] * 2, crf="4")
-    scan = packets.scan(str(path))._replace(pixel_aspect=2.0)
-    frames = sample.decoded(str(path), scan, [0])
-    clip = sample.cropped(
-        frames, scan, height=100, width=100, scale=1.0, across=0.5, down=0.5, mirror=False
-    )
+    (frame,) = sample.decoded(path, [0])
+    wide = frame._replace(look=frame.look._replace(pixel_aspect=Fraction(2)))
+    clip = sample.cropped([wide], height=100, width=100)
     white = clip[0, ..., 0] > 127
     assert abs(int(white.any(axis=1).sum()) - int(white.any(axis=0).sum())) <= 4
 
@@ -112,10 +109,7 @@ def test_colors_at_half_resolution_are_interpolated(along: str) -> None:
         format="yuv420p", dst_color_range="MPEG", dst_colorspace="ITU709"
     )
     frame.colorspace = 1
-    info = packets.Scan(0, 1, 240, 160, 0, False, 0, (), 1.0, 25.0, ())
-    clip = sample.cropped(
-        [frame], info, height=80, width=120, scale=1, across=0, down=0, mirror=False
-    )
+    clip = sample.cropped([Frame(frame, Look(240, 160, Fraction(1)), 0)], height=80, width=120)
     wanted = picture.reshape(80, 2, 120, 2, 3).mean((1, 3))
     assert np.abs(clip[0] - wanted).mean() < 1
 
@@ -123,14 +117,16 @@ def test_colors_at_half_resolution_are_interpolated(along: str) -> None:
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_clip_is_freed_without_garbage_collection(tmp_path: Path, on_device: bool) -> None:
     """Otherwise each clip fills memory that is not in a processor's cache, and is slower."""
-    path = str(sample.write(tmp_path / "a.mp4", 4, full_range=True))
-    info = packets.scan(path)
+    path = sample.write(tmp_path / "a.mp4", 4, full_range=True)
+    (frame,) = sample.decoded(path, [2])
     size: dict[str, Any] = {"frames": 1, "height": 32, "width": 48}
     size["position"] = frames.CropPosition()
     clip = (
-        frames.Planes(info, **size, plane_size=(40, 60)) if on_device else frames.Crop(info, **size)
+        frames.Planes(frame.look, **size, plane_size=(40, 60))
+        if on_device
+        else frames.Crop(frame.look, **size)
     )
-    clip.put(0, sample.decoded(path, info, [2])[0])
+    clip.put(0, frame.picture)
     freed = weakref.ref(clip)
     gc.disable()
     try:

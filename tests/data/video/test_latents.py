@@ -1,6 +1,5 @@
 """A teacher's latents are computed for the windows of training, and found or reported missing."""
 
-import dataclasses
 import errno
 import math
 import os
@@ -15,9 +14,7 @@ import pytest
 from data.video import sample_videos as sample
 from obstore.store import LocalStore
 
-from jaxtrain.data.video import encode_latents, latents
-from jaxtrain.data.video.index import Entry
-from jaxtrain.data.video.packets import Keyframe, Scan
+from jaxtrain.data.video import encode_latents, latents, pieces, sets
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.jobs import bucket_folders, cache, engines, resumable
 from jaxtrain.storage import disks
@@ -46,6 +43,12 @@ class Means:
         return video_BTHW3.reshape(b, 2, t // 2, h // 8, 8, w // 8, 8, 3).mean((2, 4, 6))
 
 
+@pytest.fixture(autouse=True)
+def _numbers_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbered frames differ as much as shots do."""
+    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("latents") / "videos"
@@ -71,7 +74,7 @@ def _prepare(
 
 
 def _file(split: Any, number: int = 0) -> Path:
-    file: Path = split.latents.folder / split.latents.name(split.entries[number])
+    file: Path = split.latents.folder / split.latents.name(split.videos[number])
     return file
 
 
@@ -108,13 +111,35 @@ def test_latents_come_with_their_clips(data: Path, tmp_path: Path) -> None:
     assert named.train.fingerprint == sources.train.fingerprint
 
 
+def _set(folder: Path, about: list[Any], **settings: Any) -> sets.Video:
+    """Returns the video of a set's table, which has no tar."""
+    folder.mkdir()
+    record = {"output": "all.tar", "details": {"videos": [about]}}
+    sets._write_table(settings, folder / resumable.FINISHED, [record])
+    return sets.Table.of(folder).video(0)
+
+
 def test_videos_of_equal_names_sizes_and_lengths_have_latents_of_their_own(tmp_path: Path) -> None:
     target = latents.store(tmp_path, MODEL, "teacher", None)
-    scan = Scan(0, 9, 96, 64, 0, False, 0, (), 1.0, 25.0, (Keyframe(0, 0),))
-    one = Entry(name="a.mp4", path="/v1/a.mp4", size=9, mtime_ns=1, info=scan, ends="1")
-    moved = dataclasses.replace(one, path="/v2/a.mp4", mtime_ns=2)
-    assert target.name(one) == target.name(moved)
-    assert target.name(one) != target.name(dataclasses.replace(one, ends="2"))
+    piece = [512, 99, 24, 64, 96]  # offset, size, frames, height, width
+    about = ["a.mp4", [9, "1"], [25, 1], [piece]]
+
+    def name(folder: str, settings: dict[str, Any], *given: Any) -> str:
+        return target.name(_set(tmp_path / folder, list(given), **settings))
+
+    usual = {"quantizer": 2, "version": 1}
+    first = name("first", usual, *about)
+    elsewhere = [[piece[0] + 512, 98, *piece[2:]]]  # in another tar, and encoded elsewhere
+    assert name("moved", usual, *about[:3], elsewhere) == first
+    others = [
+        name("content", usual, "a.mp4", [9, "2"], *about[2:]),
+        name("size", usual, "a.mp4", [8, "1"], *about[2:]),
+        name("name", usual, "b.mp4", *about[1:]),
+        name("pieces", usual, *about[:3], [[512, 99, 12, 64, 96], [1024, 99, 12, 64, 96]]),
+        name("settings", usual | {"quantizer": 3}, *about),
+        name("version", usual | {"version": 2}, *about),
+    ]
+    assert len({first, *others}) == 7
 
 
 @pytest.mark.parametrize(("videos", "threads"), [(1, 1), (12, 5)])
@@ -143,12 +168,12 @@ def test_memory_does_not_grow_with_the_length_of_a_video(tmp_path: Path) -> None
     shape, windows = (1, 64, 64, 16), 200
 
     class Split:
-        entries = ()
+        videos = ()
 
-        def windows(self, entry: Any) -> int:
+        def windows(self, video: Any) -> int:
             return windows
 
-        def pixels(self, entry: Any, window: int) -> np.ndarray:
+        def pixels(self, video: Any, window: int) -> np.ndarray:
             return np.zeros((1, 8, 8, 3), np.uint8)
 
     class Zeros(Means):
@@ -204,29 +229,33 @@ def _files(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_windows_that_cannot_be_decoded_have_no_latents(tmp_path: Path) -> None:
-    for number in range(3):
-        sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
-    broken = sample.garble(tmp_path / "videos/1.mp4", at=0.85)
-    sources = _open(tmp_path / "videos", tmp_path / "cache", max_bad_share=0.5)
+def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Path) -> None:
+    sources = _open(data, tmp_path / "cache")
+    broken = next(one for one in sources.train.videos if one.name == "3.mp4")  # of 18 frames
+    span = broken.pieces[0].span
+    with open(span.file, "r+b") as tar:  # its second group of pictures of 8 frames
+        content = tar.read()[span.offset : span.offset + span.size]
+        at = content.index(b"mdat") + (len(content) - content.index(b"mdat")) * 6 // 10
+        tar.seek(span.offset + at)
+        tar.write(bytes(len(content) - at))
     said: list[str] = []
     outcome = _prepare(sources, tmp_path / "cache", say=said.append)
     lacking = outcome.totals["lacking"]
-    assert [line for line in said if line.startswith(f"no latents for {lacking} of 4 clips of ")]
-    assert 1 <= lacking <= 3, "some end before the damage; how many depends on the encoder"
-    assert (outcome.made, outcome.failed, outcome.totals["windows"]) == (3, {}, 12 - lacking)
-    taught = _open(tmp_path / "videos", tmp_path / "cache", TAUGHT)
-    every = [(s, n) for s in (taught.train, taught.val) for n in range(len(s))]
+    assert [line for line in said if line.startswith(f"no latents for {lacking} of 3 clips of ")]
+    assert 1 <= lacking <= 2
+    assert (outcome.made, outcome.failed, outcome.totals["windows"]) == (4, {}, 9 - lacking)
+    taught = _open(data, tmp_path / "cache", TAUGHT)
     refused = []
-    for split, index in every:
-        try:
-            split.example(index, np.random.default_rng(0))
-        except BadExample as error:
-            refused.append(error.path)
-    assert refused == [str(broken)] * lacking
-    entry = next(e for s, _ in every for e in s.entries if e.path == str(broken))
-    with pytest.raises(BadExample, match="has no latents"):
-        taught.train.latents.load(entry, 3)
+    for split in (taught.train, taught.val):
+        for index in range(len(split)):
+            try:
+                split.example(index, np.random.default_rng(0))
+            except BadExample as error:
+                refused.append(error.path)
+    assert refused == [broken.pieces[0].path] * lacking
+    with pytest.raises(BadExample, match="has no latents") as failure:
+        taught.train.latents.load(broken, 2)
+    assert failure.value.path == broken.path
 
 
 def test_a_disk_that_fails_is_waited_for(
@@ -235,11 +264,11 @@ def test_a_disk_that_fails_is_waited_for(
     sources = _open(data, tmp_path)
     real, failures = type(sources.train).pixels, ["fails", "fails"]
 
-    def pixels(clips: Any, entry: Any, window: int) -> np.ndarray:
-        if entry == sources.train.entries[0] and failures:
+    def pixels(clips: Any, video: Any, window: int) -> np.ndarray:
+        if video == sources.train.videos[0] and failures:
             failures.pop()
-            raise disks.unreadable(entry.path, OSError(errno.EIO, os.strerror(errno.EIO)))
-        return real(clips, entry, window)
+            raise disks.unreadable(video.path, OSError(errno.EIO, os.strerror(errno.EIO)))
+        return real(clips, video, window)
 
     monkeypatch.setattr(type(sources.train), "pixels", pixels)
     monkeypatch.setattr(disks, "_FIRST_PAUSE_S", 0.0)
@@ -299,7 +328,7 @@ def test_a_teacher_with_wrong_latents_is_rejected(
 
 def test_a_damaged_description_is_an_error(data: Path, tmp_path: Path) -> None:
     _prepare(_open(data, tmp_path), tmp_path)
-    (about,) = tmp_path.rglob(latents.ABOUT)
+    (about,) = (tmp_path / "latents").rglob(latents.ABOUT)
     for text in ("{", '{"shape": 5}'):
         about.write_text(text)
         with pytest.raises(InputError, match=r"about.json is damaged \(.*\): delete it"):

@@ -1,11 +1,9 @@
 """Clips that the device resizes and converts: the same examples, as planes."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
-import av
 import jax
 import numpy as np
 import pytest
@@ -13,9 +11,10 @@ from data.video import sample_videos as sample
 
 from jaxtrain.data import video
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video import packets, prepare_clips
+from jaxtrain.data.video import prepare_clips
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.jobs import engines, resumable
+from jaxtrain.data.video.reader import Frame, Reader
+from jaxtrain.jobs import engines
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 4
 ROOM = (40, 60)
@@ -74,7 +73,7 @@ def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows:
 
 def test_the_batch_that_workers_send(prepared: Path) -> None:
     config = dataclasses.replace(CONFIG, path=str(prepared))
-    example = opened(prepared).train.example(0, np.random.default_rng(0))
+    example = opened(prepared, convert_on=None).train.example(0, np.random.default_rng(0))
     spec = {"video": jax.ShapeDtypeStruct((5, FRAMES, HEIGHT, WIDTH, 3), np.uint8)}
     rest = {"augment": jax.ShapeDtypeStruct((5, 5), np.float32)}
     sent = config.sent(spec | rest, MODEL)
@@ -85,25 +84,18 @@ def test_the_batch_that_workers_send(prepared: Path) -> None:
     assert received == spec | rest
 
 
-def test_the_device_converts_clips_that_were_prepared_for_it(
-    prepared: Path, tmp_path: Path
-) -> None:
-    def converts(path: Path, model: Any = MODEL, **settings: Any) -> bool:
+def test_the_device_converts_clips_that_were_prepared_for_it(prepared: Path) -> None:
+    def converts(path: Path | str, model: Any = MODEL, **settings: Any) -> bool:
         return video.Config(path=str(path), batch_size=2, **settings).converts_on_device(model)
 
     assert converts(prepared)
     assert not converts(prepared, convert_on="host")
-    assert not converts(prepared.parent / "raw")
-    assert converts(prepared.parent / "raw", convert_on="device")
+    assert converts(prepared.parent / "raw")  # which a run cuts into such pieces
+    assert not converts(prepared.parent / "raw", convert_on="host")
     # Smaller crops, from which pieces of this size would first be shrunk.
     assert not converts(prepared, min_crop_scale=1.0)
     assert not converts(prepared, sample.model(FRAMES, 16, 24))
-    assert not converts(Path("https://videos.example/cut"))
-    for settings in ("{", {}, {"height": 32}, {"height": -1, "width": 8, "min_crop_scale": 1}):
-        file = tmp_path / resumable.WORK / "set.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"settings": settings}))
-        assert not converts(tmp_path)
+    assert not converts("https://videos.example/cut")
 
 
 SMALLEST, FITTING, USUAL, TALL = (31, 47), (36, 54), (90, 160), (200, 120)
@@ -127,38 +119,39 @@ SMALLEST, FITTING, USUAL, TALL = (31, 47), (36, 54), (90, 160), (200, 120)
 def test_other_videos_are_converted_first(
     tmp_path: Path, ending: str, size: tuple[int, int], how: dict[str, Any]
 ) -> None:
-    """Such as validation videos that were not prepared, beside prepared clips."""
+    """Such as frames of a video that is not cut into pieces."""
     path = sample.write(
         tmp_path / f"a.{ending}", [sample.smooth(i, *size) for i in range(2)], **how
     )
-    _same(path, packets.scan(str(path)))
+    _same(frames_of(path))
 
 
 def test_a_video_whose_size_changes(tmp_path: Path) -> None:
-    path = sample.growing(tmp_path / "a.ts", (48, 64), (72, 96))
-    scan = packets.scan(str(path))
-    with av.open(str(path)) as container:
-        frames = list(container.decode(video=0))
-    assert len({frame.height for frame in frames}) == 2
-    _same(path, scan, [frames[0], frames[-1]])
+    frames = frames_of(sample.growing(tmp_path / "a.ts", (48, 64), (72, 96)))
+    assert len({frame.look.height for frame in frames}) == 2
+    _same([frames[0], frames[-1]])
 
 
-def _same(path: Path, scan: Any, frames: list[av.VideoFrame] | None = None) -> None:
-    frames = frames or sample.decoded(str(path), scan, [0, 1])
+def frames_of(path: Path) -> list[Frame]:
+    return [item for item in Reader(str(path)) if isinstance(item, Frame)]
+
+
+def _same(frames: list[Frame]) -> None:
+    look = frames[0].look
     for position in (
         video_frames.CropPosition(),
         video_frames.CropPosition(scale=0.8, across=1.0, down=0.3, mirror=True),
     ):
         size = {"frames": 2, "height": HEIGHT, "width": WIDTH, "position": position}
-        host = video_frames.Crop(scan, **size)
-        device = video_frames.Planes(scan, **size, plane_size=ROOM)
+        host = video_frames.Crop(look, **size)
+        device = video_frames.Planes(look, **size, plane_size=ROOM)
         for one in (host, device):
             for number, frame in enumerate(frames):
-                one.put(number, frame)
+                one.put(number, frame.picture)
         found = np.asarray(shown([device.arrays()])["video"][0])
         difference = np.abs(host.out_THWC.astype(int) - found)
         # A crop without room has color at half the resolution. A wrong range is off by 9.
-        fits = device.arrays()["crop"][0] <= ROOM[0] and scan.height * scan.width < 40 * 60
+        fits = device.arrays()["crop"][0] <= ROOM[0] and look.height * look.width < 40 * 60
         assert difference.mean() < (2 if fits else 4)
 
 

@@ -1,8 +1,12 @@
 """Cutting videos into pieces: their content, what is reported, and the folder that results."""
 
+import contextlib
 import errno
 import json
 import os
+import tarfile
+import types
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,10 @@ from data.video import sample_videos as sample
 from obstore.store import MemoryStore
 from storage import file_server
 
-from jaxtrain.data.video import decode, packets, pieces, prepare_clips
-from jaxtrain.data.video import files as video_files
+from jaxtrain.data.video import frames as video_frames
+from jaxtrain.data.video import pieces, prepare_clips, sets
 from jaxtrain.data.video.pieces import Settings
+from jaxtrain.data.video.reader import Frame, Reader, Span
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.jobs import bucket_folders, engines, resumable
 from jaxtrain.storage import disks
@@ -41,17 +46,22 @@ def _cut(path: Path, folder: Path, settings: Settings = SMALL) -> pieces.Cut:
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    return {
+    """Returns the pieces in a folder, or in the tars of a set."""
+    found = {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.mp4")
     }
+    for path in folder.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                assert file is not None
+                found[member.name] = file.read()
+    return found
 
 
 def _numbers(path: Path) -> list[int]:
     with av.open(str(path)) as container:
         return [sample.number_of(f.to_ndarray(format="rgb24")) for f in container.decode(video=0)]
-
-
-BROKEN = "; 1 failed before, without a change since"
 
 
 def _run(
@@ -66,21 +76,76 @@ def test_pieces_contain_all_frames_in_order(tmp_path: Path) -> None:
     pictures = [sample.numbered(number, 128, 192) for number in range(39)]
     source = sample.write(tmp_path / "a.mp4", pictures, g="250")
     half = Settings(**{**vars(SMALL), "min_crop_scale": 0.5})
-    assert _cut(source, tmp_path / "out", half) == pieces.Cut((16, 23), 0)
-    _cut(source, tmp_path / "again", half)
+    made = _cut(source, tmp_path / "out", half)
+    assert (made.pieces, made.left_out, made.lost, made.damage) == ((16, 23), 0, 0, ())
+    assert (made.sizes, made.rate) == (((64, 96), (64, 96)), 25)
+    assert _cut(source, tmp_path / "again", half) == made
     assert _contents(tmp_path / "again") == _contents(tmp_path / "out")
     files = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in files] == ["00000.mp4", "00001.mp4"]
     for first, count, path in zip((0, 16), (16, 23), files, strict=True):
         assert _numbers(path) == list(range(first, first + count))
-        info = packets.scan(str(path))
-        assert [key.frame for key in info.keyframes] == list(range(0, count, 4))
-        assert (info.height, info.width, info.fps) == (64, 96, 25.0)
-        assert decode.verify(str(path), info).broken is None
-        for number in (0, 5, 11):
-            frames = sample.decoded(str(path), info, [number])
-            picture = frames[0].to_ndarray(format="rgb24")
-            assert sample.number_of(picture) == first + number
+        with av.open(str(path)) as container:
+            (stream,) = container.streams
+            frames = list(container.decode(video=0))
+        assert [number for number, one in enumerate(frames) if one.key_frame] == [
+            *range(0, count, 4)
+        ]
+        assert (stream.height, stream.width, stream.average_rate) == (64, 96, 25)
+        for numbers in ([0], [5], [11], [3, 4, 9], [count - 1]):
+            pictures = _pictures(path, numbers)
+            assert [sample.number_of(one) for one in pictures] == [first + n for n in numbers]
+
+
+def _pictures(path: Path, numbers: list[int]) -> list[np.ndarray]:
+    """Reads frames of a piece."""
+    taken: dict[int, np.ndarray] = {}
+
+    def take(position: int, frame: av.VideoFrame) -> None:
+        taken[position] = frame.to_ndarray(format="rgb24")
+
+    pieces.read(str(path), Span(str(path), 0, path.stat().st_size), numbers, take)
+    return [taken[position] for position in range(len(numbers))]
+
+
+def test_reading_a_piece_decodes_from_the_keyframe_before_the_first_frame_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = sample.write(tmp_path / "a.mp4", [sample.numbered(n, 128, 192) for n in range(16)])
+    _cut(source, tmp_path / "out", Settings(**{**vars(SMALL), "min_crop_scale": 0.5}))
+    (path,) = (tmp_path / "out").iterdir()
+    count = 0
+    real = pieces.open_input
+
+    @contextlib.contextmanager
+    def opened(*given: Any) -> Iterator[Any]:
+        def decode(stream: Any) -> Iterator[av.VideoFrame]:
+            nonlocal count
+            for frame in container.decode(stream):
+                count += 1
+                yield frame
+
+        with real(*given) as container:
+            yield types.SimpleNamespace(
+                streams=container.streams, seek=container.seek, decode=decode
+            )
+
+    monkeypatch.setattr(pieces, "open_input", opened)
+    for numbers, decoded in (([0], 1), ([3], 4), ([4], 1), ([10, 11], 4), ([6, 9], 6)):
+        count = 0
+        assert [sample.number_of(one) for one in _pictures(path, numbers)] == numbers
+        assert count == decoded
+
+
+def test_a_damaged_piece_is_one_line(tmp_path: Path) -> None:
+    source = sample.write(tmp_path / "a.mp4", 16)
+    _cut(source, tmp_path / "out")
+    (path,) = (tmp_path / "out").iterdir()
+    with pytest.raises(BadExample, match="frame 16 is missing"):
+        _pictures(path, [14, 16])
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(BadExample, match="cannot be decoded: Invalid data found"):
+        _pictures(path, [0])
 
 
 @pytest.mark.parametrize(
@@ -107,18 +172,17 @@ def test_colors_are_preserved(tmp_path: Path) -> None:
     for name, more in formats.items():
         source = sample.write(tmp_path / name, [picture] * 8, crf="4", **more)
         _cut(source, tmp_path / f"out-{name}")
-        piece = str(tmp_path / f"out-{name}" / "00000.mp4")
-        seen = [_read(str(path)) for path in (source, piece)]
+        piece = tmp_path / f"out-{name}" / "00000.mp4"
+        seen = [_colors(path) for path in (source, piece)]
         np.testing.assert_allclose(seen[0], seen[1], atol=6)
 
 
-def _read(path: str) -> np.ndarray:
-    info = packets.scan(path)
-    frames = sample.decoded(path, info, [3])
-    picture = sample.cropped(
-        frames, info, height=32, width=48, scale=1, across=0, down=0, mirror=False
-    )
-    return picture[0, 16, [8, 24, 40]].astype(int)
+def _colors(path: Path) -> np.ndarray:
+    frame = [item for item in Reader(str(path)) if isinstance(item, Frame)][3]
+    position = video_frames.CropPosition(across=0, down=0)
+    crop = video_frames.Crop(frame.look, frames=1, height=32, width=48, position=position)
+    crop.put(0, frame.picture)
+    return crop.out_THWC[0, 16, [8, 24, 40]].astype(int)
 
 
 def test_odd_sized_videos(tmp_path: Path) -> None:
@@ -128,16 +192,16 @@ def test_odd_sized_videos(tmp_path: Path) -> None:
         codec="ffv1",
         pix_fmt="yuv444p",
     )
-    _cut(odd, tmp_path / "odd")
-    info = packets.scan(str(tmp_path / "odd/00000.mp4"))
-    assert (info.height, info.width) == (40, 60)
+    assert _cut(odd, tmp_path / "odd").sizes == ((40, 60),)
+    (picture,) = _pictures(tmp_path / "odd/00000.mp4", [7])
+    assert picture.shape == (40, 60, 3)
 
 
 def test_a_piece_ends_at_a_hard_cut(tmp_path: Path) -> None:
     values = [30 + 4 * (number % 2) for number in range(10)] + [220] * 10
     images = [np.full((64, 96, 3), value, np.uint8) for value in values]
     source = sample.write(tmp_path / "a.mp4", images, crf="4")
-    assert _cut(source, tmp_path / "kept") == pieces.Cut((20,), 0)
+    assert _cut(source, tmp_path / "kept").pieces == (20,)
     split = Settings(**{**vars(SMALL), "split_at_cuts": True})
     assert _cut(source, tmp_path / "split", split).pieces == (10, 10)
 
@@ -166,7 +230,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path) -> None:
+def test_a_folder_becomes_a_set_and_a_report(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     outcome, said = _run(source, out, engine=engines.Processes(1))
     assert (outcome.made, list(outcome.failed)) == (3, ["broken.mp4"])
@@ -177,12 +241,23 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
         "frames_lost": 0,
     }
     report = json.loads((out / "report.json").read_text())
-    assert (report["inputs"], report["frames"], len(report["failed"])) == (4, 60, 1)
+    assert (report["inputs"], report["made"], report["frames"]) == (4, 3, 60)
+    assert [failed["name"] for failed in report["failed"]] == ["broken.mp4"]
     assert any("failed: broken.mp4" in line for line in said)
-    names = [one.name for one in video_files.find(str(out), "--data.path", tmp_path, said.append)]
-    assert names == [f"sub/{n}.mp4.pieces/00000.mp4" for n in range(3)]
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".jobs",
+        "all.tar",
+        "report.json",
+        "table",
+    ]
+    assert sorted(_contents(out)) == [f"sub/{n}.mp4/00000.mp4" for n in range(3)]
+    assert sets.is_set(str(out))
+    assert not sets.is_set(str(source))
     model = sample.model(height=32, width=48)
     sources = sample.opened(out, tmp_path / "cache", model, convert_on="host")
+    assert (sources.files, sources.bad) == (3, ())  # named by the command
+    assert [len(source) for source in (sources.train, sources.val)] == [2, 1]
+    assert all(video.rate == 25 for video in sources.train.videos)
     example = sources.train.example(0, np.random.default_rng(0))
     assert example["video"].shape == (6, 32, 48, 3)
 
@@ -212,7 +287,7 @@ def test_many_frames_per_second_can_be_written(tmp_path: Path, rate: Fraction) -
     for _ in range(9):
         writer.add(av.VideoFrame(96, 64, "yuv420p"))
     writer.close()
-    assert packets.scan(str(writer.path)).frames == 9
+    assert len([item for item in Reader(str(writer.path)) if isinstance(item, Frame)]) == 9
 
 
 def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(tmp_path: Path) -> None:
@@ -230,7 +305,8 @@ def test_a_text_is_not_taken_as_a_list_of_thousands_of_videos(tmp_path: Path) ->
     outcome, _ = _run(prose, tmp_path / "out")
     assert (outcome.made, outcome.failed) == (1, {"1.mp4": "No such file or directory"})
     sample.write(tmp_path / "1.mp4", 20)
-    assert _run(prose, tmp_path / "out")[0].made == 1
+    outcome, _ = _run(prose, tmp_path / "out")  # both are in one tar
+    assert (outcome.made, outcome.failed) == (2, {})
 
 
 def test_a_disk_that_is_gone_is_waited_for_and_then_ends_the_command(
@@ -277,14 +353,48 @@ def test_videos_and_clips_may_be_in_buckets(
         outcome, _ = _run("s3://films", "s3://bucket/clips")
         assert (outcome.made, sorted(outcome.failed)) == (3, ["films/broken.mp4", "films/page.mp4"])
         assert "page.mp4 is an HTML page" in outcome.failed["films/page.mp4"]
-        memory.delete(["page.mp4"])
         assert [len(fetched) for fetched in present] == [1, 1, 1, 1]
         assert not list((tmp_path / "cache/scratch").rglob("*.mp4"))
         _, said = _run("s3://films", "s3://bucket/clips")
-        assert said == [f"3 of 4 videos are already done{BROKEN}"]
+        assert said == ["3 of 5 videos are already done; 2 failed before, without a change since"]
         with pytest.raises(InputError, match=r"OUT s3://films/a is inside SOURCE s3://films"):
             _run("s3://films", "s3://films/a")
-    objects = {name: bucket.get(name) for name in bucket.sizes() if name.endswith(".mp4")}
-    assert {name: one and one.data for name, one in objects.items()} == {
+    copy = tmp_path / "copy"
+    for name in bucket.sizes():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        bucket.fetch(name, copy / name)
+    assert _contents(copy) == {
         f"films/{name}": content for name, content in _contents(tmp_path / "out").items()
+    }
+    # The table says the same of their content, as it tells equal videos apart.
+    tables = [sets.Table.of(folder) for folder in (copy, tmp_path / "out")]
+    fetched, local = (table.rows[["size", "ends", "frames"]].tolist() for table in tables)
+    assert fetched == local
+    assert tables[0].names == [f"films/{name}" for name in tables[1].names]
+
+
+def test_videos_at_https_are_told_apart_by_their_content(source: Path, tmp_path: Path) -> None:
+    """Servers say no more than an address, by which equal videos would seem to differ."""
+    listed = tmp_path / "list.txt"
+    with file_server.serving() as server:
+        for name, number in (("a", 0), ("b", 1), ("again", 1)):
+            body = (source / f"sub/{number}.mp4").read_bytes()
+            server.files[f"/{name}.mp4"] = file_server.Answer(body)
+        listed.write_text("".join(f"{server.base}{name}\n" for name in server.files))
+        outcome, _ = _run(listed, tmp_path / "out")
+        assert (outcome.made, outcome.failed) == (3, {})
+        assert _run(listed, tmp_path / "out")[0].skipped == 3
+        assert len(server.asked) == 3
+    rows, names = sets.Table.of(tmp_path / "out").rows, sets.Table.of(tmp_path / "out").names
+    contents = {
+        Path(name).name: (int(row["size"]), row["ends"])
+        for name, row in zip(names, rows, strict=True)
+    }
+    assert contents["b.mp4"] == contents["again.mp4"] != contents["a.mp4"]
+    size = {"model": sample.model(height=32, width=48)}
+    sources = sample.opened(tmp_path / "out", tmp_path / "cache", **size)
+    sides = [{Path(one.name).name for one in side.videos} for side in (sources.train, sources.val)]
+    assert {frozenset(side) for side in sides} == {
+        frozenset(["a.mp4"]),
+        frozenset(["b.mp4", "again.mp4"]),
     }

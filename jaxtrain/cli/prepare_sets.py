@@ -1,0 +1,39 @@
+"""``jaxtrain prepare sets``: lists the sets of pieces that runs have made in the cache."""
+
+import shutil
+import time
+
+from jaxtrain import terminal
+from jaxtrain.cli import commands
+from jaxtrain.data.video import sets
+from jaxtrain.errors import InputError
+from jaxtrain.jobs import cache
+from jaxtrain.telemetry.formats import counted
+
+_DAY_S = 86_400
+
+
+def main(flags: commands.PrepareSets) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        InputError: a set cannot be deleted.
+    """
+    root = cache.path_of(flags.cache_dir)
+    kept = deleted = 0
+    for cached in sets.cached(root):
+        idle_days = (time.time() - cached.used_s) / _DAY_S
+        deletes = flags.prune is not None and idle_days >= flags.prune
+        if deletes:
+            try:
+                shutil.rmtree(cached.folder)
+            except OSError as error:
+                raise InputError(f"{cached.folder} cannot be deleted: {error.strerror}") from error
+        what = "deleted" if deletes else f"used {idle_days:.0f} days ago"
+        state = f"{cached.videos:,} videos" if cached.is_complete else "incomplete"
+        terminal.out(f"{cached.folder}: {state}, {cached.bytes / 2**30:.2f} GiB, {what}")
+        terminal.out(f"  of {cached.source}")
+        kept, deleted = kept + (not deletes), deleted + deletes
+    more = f", {deleted:,} deleted" if flags.prune is not None else ""
+    terminal.out(f"{counted(kept, 'set')} in {sets.folder_in(root)}{more}")
+    return 0

@@ -1,0 +1,51 @@
+"""Divides many inputs into groups of about one size, which change little if inputs are added.
+
+Inputs are grouped by the bits of the hashes of their names: a group that is too large is divided by
+the next bit. So groups depend on nothing but names and sizes, and an input that is added changes
+one group, or divides it.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+Input = TypeVar("Input")
+_BITS = 256
+
+
+def hash_of(name: str) -> bytes:
+    """Returns the hash of a name, whose bits divide."""
+    return hashlib.sha256(os.fsencode(name)).digest()
+
+
+def divided(
+    inputs: Sequence[Input],
+    name_of: Callable[[Input], str],
+    size_of: Callable[[Input], int],
+    most: int,
+) -> Iterator[tuple[str, list[Input]]]:
+    """Yields the bits that the hashes of a group's names begin with, as text, and the group.
+
+    Args:
+        inputs: with different names.
+        name_of: returns the name of an input.
+        size_of: returns its size.
+        most: size of a group, if it has more than one input.
+    """
+    hashed = sorted(((hash_of(name_of(one)), one) for one in inputs), key=lambda pair: pair[0])
+    yield from _divided(hashed, size_of, most, "")
+
+
+def _divided(
+    hashed: list[tuple[bytes, Input]], size_of: Callable[[Input], int], most: int, bits: str
+) -> Iterator[tuple[str, list[Input]]]:
+    bit = len(bits)
+    if len(hashed) > 1 and sum(size_of(one) for _, one in hashed) > most and bit < _BITS:
+        sides: tuple[list[tuple[bytes, Input]], list[tuple[bytes, Input]]] = [], []
+        for digest, one in hashed:
+            sides[digest[bit // 8] >> (7 - bit % 8) & 1].append((digest, one))
+        for number, side in enumerate(sides):
+            yield from _divided(side, size_of, most, f"{bits}{number}")
+    elif hashed:
+        yield bits, [one for _, one in hashed]
