@@ -36,7 +36,8 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
 from jaxtrain.jobs import cache
-from jaxtrain.optim.build import rate_flag, warmup_steps
+from jaxtrain.optim.build import rate_flag
+from jaxtrain.optim.schedule import Schedule, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import bucket
@@ -99,6 +100,7 @@ class TrainSetup:
     directory: Path
     state: State | None
     step: TrainStep
+    schedule: Schedule
     before_step: Callable[[int, State], None]
     batches: pipeline.TrainingBatches
     example_file: str
@@ -633,6 +635,7 @@ def open_step(
         directory=directory.path,
         state=state,
         step=step,
+        schedule=built.schedule,
         before_step=before_step,
         batches=batches,
         example_file=data.sources.example_file,
@@ -642,7 +645,7 @@ def open_step(
             built.definition,
             built.total,
             warmup_steps(run.optim, built.total),
-            lambda done: float(built.schedule(done)),
+            built.schedule.learning_rate,
             say,
         ),
         recorder=recorder,
