@@ -13,7 +13,9 @@ from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.optim import build
 from jaxtrain.optim.schedule import (
+    Scalars,
     Schedule,
+    half_cosine,
     schedule_change,
     warmup_steps,
 )
@@ -53,6 +55,42 @@ def test_schedules_match_the_formulas(name: str, warmup: int, total: int) -> Non
     expected = [by_hand(name, s, warmup, total, warmdown) for s in points]
     got = [rate(s) for s in points]
     np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-15 * PEAK)
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(10, 100), (0, 7), (2000, 100_000)])
+def test_rates_are_the_exact_ones_in_float32(warmup: int, total: int) -> None:
+    """And those of optax, which computes in float32, up to one unit in the last place of the peak.
+
+    Its cosine is a difference of numbers near one at the end of a run: 1e-4 of the rate there.
+    """
+    schedule = Schedule(settings("cosine", warmup_steps=warmup), total)
+    optax_rate = optax.join_schedules(
+        [optax.linear_schedule(0, PEAK, warmup), optax.cosine_decay_schedule(PEAK, total - warmup)],
+        [warmup],
+    )
+    steps = np.linspace(0, total, min(total, 500) + 1).astype(int)
+    found = np.array([schedule.scalars(s).values[1, 0, 0] for s in steps])
+    exact = [by_hand("cosine", s, warmup, total, 0) for s in steps.tolist()]
+    np.testing.assert_array_equal(found[steps < total], np.float32(exact)[steps < total])
+    before = np.asarray(jax.vmap(optax_rate)(jnp.asarray(steps)))
+    assert np.abs(found - before).max() <= np.spacing(np.float32(PEAK))
+
+
+def test_half_a_cosine_is_exact_at_both_ends() -> None:
+    for share in (0.0, 0.1, 0.5, 0.9, 1 - 1e-6, 1.0):
+        exact = math.sin(0.5 * math.pi * (1 - share)) ** 2
+        assert half_cosine(share) == pytest.approx(exact, rel=1e-15, abs=0)
+
+
+def test_after_a_bad_step_the_scalars_are_those_of_the_step_before() -> None:
+    """The host passes both, as it does not know yet whether a step was good."""
+    schedule = Schedule(settings("linear", warmup_steps=3), 20)
+    for done in (0, 1, 2, 9, 19):
+        argument = schedule.scalars(done)
+        for step in {done, max(done - 1, 0)}:
+            found = schedule.of_step(Scalars(*map(jnp.asarray, argument)), jnp.uint32(step))
+            for label, wanted in schedule.at(step).items():
+                np.testing.assert_array_equal(np.array(found[label]), np.float32(wanted))
 
 
 def test_the_change_of_the_rate_by_a_longer_run_is_described() -> None:
