@@ -4,7 +4,7 @@ Guide: docs/guides/gpt.md. A specialist would change the regularization and the 
 billion tokens, 450 per parameter, need no dropout, and so small a model learns faster:
 `--model.dropout 0.0 --optim.weight_decay 0.1 --optim.peak_lr 1e-3`.
 
-python -m jaxtrain.main --config a6000_medium --data.path TEXT
+jaxtrain train a6000_medium --data.path TEXT
 """
 
 from jaxtrain import config

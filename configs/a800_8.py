@@ -6,7 +6,7 @@ steps. As the only loss, its weight changes only gradient clipping.
 Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names, and train
 for longer: `--loop.steps 100000`.
 
-    python -m jaxtrain.main --config a800_8 --data.path CLIPS
+    jaxtrain train a800_8 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -7,7 +7,7 @@ Guide: docs/guides/masked-lm.md. A specialist would use larger batches and rates
 (https://arxiv.org/abs/1907.11692: 8,192 sequences, 6e-4), for fewer steps.
 `--model.attention_dropout 0.1` is BERT's, and slower.
 
-    python -m jaxtrain.main --config bert_base_h200_8 --data.path TEXT
+    jaxtrain train bert_base_h200_8 --data.path TEXT
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ ModernBERT (https://arxiv.org/abs/2412.13663) of the base size, as Ettin trains 
 Guide: docs/guides/masked-lm.md. A specialist would increase the batch from 768 to 4,608 sequences
 during the first steps, which the paper does and a run cannot, and continue with sequences of 8192.
 
-    python -m jaxtrain.main --config ettin_150m_h100_8 --data.path TEXT
+    jaxtrain train ettin_150m_h100_8 --data.path TEXT
 """
 
 from jaxtrain import config

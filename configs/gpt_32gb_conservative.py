@@ -6,7 +6,7 @@ Guide: docs/guides/gpt.md. Rates and schedule are nanochat's (https://github.com
 tuned for 524,288 tokens per step. A specialist would use as many: `--data.batch_size 336
 --optim.accumulate 42`.
 
-    python -m jaxtrain.main --config gpt_32gb_conservative --data.path TEXT
+    jaxtrain train gpt_32gb_conservative --data.path TEXT
 """
 
 from jaxtrain import config

@@ -5,7 +5,7 @@ Otherwise the same as `gpt_32gb_conservative`.
 Guide: docs/guides/gpt.md. A specialist would use as many tokens per step as the rates were tuned
 for: `--data.batch_size 168 --optim.accumulate 24`.
 
-    python -m jaxtrain.main --config gpt_32gb_high --data.path TEXT
+    jaxtrain train gpt_32gb_high --data.path TEXT
 """
 
 from jaxtrain import config

@@ -5,7 +5,7 @@ Differs from `h100_8` in longer clips, and in 16 microbatches that make up for s
 Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names: the loss,
 and the number of validation clips.
 
-    python -m jaxtrain.main --config h100_1 --data.path CLIPS
+    jaxtrain train h100_1 --data.path CLIPS
 """
 
 from jaxtrain import config

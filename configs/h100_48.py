@@ -6,7 +6,7 @@ mesh, a larger batch with a higher learning rate, and how often it logs and save
 Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names, and compare
 the learning rate, which grows with the batch, with one that grows with its square root (1.4e-4).
 
-    python -m jaxtrain.main --config h100_48 --data.path CLIPS
+    jaxtrain train h100_48 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -7,7 +7,7 @@ Guide: docs/guides/video-autoencoder.md. A specialist would change the loss, whi
 squared error and blurs: add LPIPS and the adversary (its section "Losses" has the command). And
 more than 20 validation clips: they choose the best checkpoint.
 
-    python -m jaxtrain.main --config h100_8 --data.path CLIPS
+    jaxtrain train h100_8 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ Guide: docs/guides/masked-lm.md. A specialist would change the learning rate, wh
 fine-tuning: from scratch, a model of this width trained at 5e-4 (ELECTRA-small,
 https://arxiv.org/abs/2003.10555): `--optim.peak_lr 5e-4`.
 
-    python -m jaxtrain.main --config mlm_h200_8 --data.path TEXT
+    jaxtrain train mlm_h200_8 --data.path TEXT
 """
 
 from jaxtrain import config

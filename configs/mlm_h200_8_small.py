@@ -6,7 +6,7 @@ Guide: docs/guides/masked-lm.md. A specialist would change the learning rate, as
 and the width: heads of 2 channels are too narrow for fused attention, and one GPU is enough:
 `--model.hidden 128 --mesh.fsdp 1`.
 
-    python -m jaxtrain.main --config mlm_h200_8_small --data.path TEXT
+    jaxtrain train mlm_h200_8_small --data.path TEXT
 """
 
 from jaxtrain import config

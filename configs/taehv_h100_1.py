@@ -10,7 +10,7 @@ Guide: docs/guides/video-autoencoder.md, "Crops". A specialist would use more th
 clips, which choose the best checkpoint, and evaluate with LPIPS: PSNR does not see what the
 adversary gains.
 
-    python -m jaxtrain.main --config taehv_h100_1 --data.path CLIPS
+    jaxtrain train taehv_h100_1 --data.path CLIPS
 """
 
 from jaxtrain import config

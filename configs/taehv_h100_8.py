@@ -6,7 +6,7 @@ as good: on a small scale, small batches trained better (docs/results.md).
 Guide: docs/guides/video-autoencoder.md, "Crops". A specialist would change what `taehv_h100_1`
 names.
 
-    python -m jaxtrain.main --config taehv_h100_8 --data.path CLIPS
+    jaxtrain train taehv_h100_8 --data.path CLIPS
 """
 
 from jaxtrain import config

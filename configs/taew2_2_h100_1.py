@@ -9,7 +9,7 @@ makes only 4x4 latents. No run has been made yet.
 Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would change what `taehv_h100_1`
 names, or prepare the latents once (`prepare latents`): the teacher does most of the step's work.
 
-    python -m jaxtrain.main --config taew2_2_h100_1 --data.path CLIPS --model.teacher.weights VAE
+    jaxtrain train taew2_2_h100_1 --data.path CLIPS --model.teacher.weights VAE
 """
 
 from jaxtrain import config

@@ -5,7 +5,7 @@ Differs from `taew2_2_h100_1` in batches four times as large.
 Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would change what `taew2_2_h100_1`
 names.
 
-    python -m jaxtrain.main --config taew2_2_h100_8 --data.path CLIPS --model.teacher.weights VAE
+    jaxtrain train taew2_2_h100_8 --data.path CLIPS --model.teacher.weights VAE
 """
 
 from jaxtrain import config

@@ -72,7 +72,7 @@ def _commands() -> dict[str, tuple[str, ...]]:
     actions = {"prepare": ("clips", "tokens", "latents")}
     found: dict[str, tuple[str, ...]] = {
         "jaxtrain": ("--help",),
-        "jaxtrain --config demo": ("--config", "demo", "--help"),
+        "jaxtrain train demo": ("train", "demo", "--help"),
     }
     for name in main.COMMANDS:
         found[name] = (name, "--help")

@@ -186,7 +186,7 @@ def print_summary(
     each = in_each(processes)
     say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
-        same_command = invocation.again(program, arguments, {"--data.path": "DIR"})
+        same_command = invocation.again(program, "train", arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {same_command}")
     elif export_usage:
         say(f"export the weights: {program} {export_usage.format(run=quoted, out=out)}")
@@ -256,7 +256,7 @@ def resume_command(
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
     again = {"--output-dir": _typed(directory), "--resume": "latest"}
-    return invocation.again(program, arguments, again | (longer or {}))
+    return invocation.again(program, "train", arguments, again | (longer or {}))
 
 
 def _typed(directory: Path | str) -> str:
@@ -273,7 +273,7 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     if not arguments:
         return ""
     without: dict[str, str | None] = {"--simulate-devices": None, "--track": None}
-    return f"{invocation.again(f'{program} plan', arguments, without)} --fit"
+    return f"{invocation.again(program, 'plan', arguments, without)} --fit"
 
 
 def find_nan_command(program: str, config_name: str, directory: Path | str) -> str:

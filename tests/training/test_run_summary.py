@@ -89,7 +89,7 @@ def test_the_summary_prints_a_command_that_uses_the_model(name: str) -> None:
 def test_each_command_has_each_flag_once() -> None:
     on, own = said()[-2:]
     again = "--output-dir '/runs/my run' --resume latest"
-    kept = f"{PYTHON} --config demo"
+    kept = f"{PYTHON} train demo"
     blur = "--data.blur_sigma 0.1 1.0"
     assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 640"
     assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
@@ -103,7 +103,7 @@ def test_each_command_has_each_flag_once() -> None:
 def test_plan_accepts_the_command_that_finds_overrides_that_fit() -> None:
     typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
     found = run_summary.fit_command("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
-    assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
+    assert found == "jaxtrain plan my/own.py --loop.steps 9 --fit"
     flags = command_line.parse("plan", found.split()[2:])
     assert (flags.config, flags.fit) == ("my/own.py", True)
     assert flags.overrides == ("--loop.steps", "9")
