@@ -78,7 +78,8 @@ class TrainSetup:
         total: steps of the complete run.
         directory: of the run.
         state: the first state; :meth:`take_state` releases it.
-        step: compiled; (state, batch) -> (state, metrics).
+        step: compiled; (state, batch, scalars) -> (state, metrics).
+        schedule: makes the scalars of each step.
         before_step: called before each step with the number of completed steps and the state; it
             starts the profiler for ``--profile``.
         batches: the global training batches from the run's position on.
