@@ -1,11 +1,39 @@
 """The contract of the section ``data`` of a config: its base class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from jaxtrain.config import bounds
 from jaxtrain.data.source import ArrayTypes, Sources
+from jaxtrain.jobs import resumable
+
+
+class Preparation(Protocol):
+    """Something that several processes can make together, such as a set of pieces of videos."""
+
+    @property
+    def folder(self) -> str:
+        """Returns where it is made: a folder, or the URL of one in a bucket."""
+
+    def begin(self, processes: int) -> None:
+        """Makes the folder, in one process.
+
+        Args:
+            processes: how many make parts.
+
+        Raises:
+            InputError: it would take long, or more than the free disk.
+        """
+
+    def make(self, say: Callable[[str], None], part: resumable.Part, sharing: int) -> None:
+        """Makes a part.
+
+        Args:
+            say: prints a message.
+            part: which one.
+            sharing: number of processes that share this host's cores.
+        """
 
 
 class DataConfig(bounds.Section):
@@ -46,6 +74,16 @@ class DataConfig(bounds.Section):
             InputError: none of the data can be used.
         """
         raise NotImplementedError
+
+    def to_prepare(self, model: Any, say: Callable[[str], None]) -> Sequence["Preparation"]:
+        """Returns what all processes make together, because the cache lacks it, before they open.
+
+        Args:
+            model: the run's model config.
+            say: prints a line.
+        """
+        del model, say
+        return ()
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Returns shape and dtype of each array of an example, as the model receives it."""
