@@ -2,15 +2,36 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from jaxtrain.config import bounds
 from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.jobs import resumable
 
+MOST_PREPARATION_S = 30 * 60
+"""What a run prepares at its start takes at most so long, unless the user allows more."""
+
+
+class Estimate(NamedTuple):
+    """What it takes to prepare something; estimated.
+
+    Attributes:
+        what: of what, such as "24 videos (4,585 frames)".
+        core_s: seconds of one core.
+        bytes: that it takes on disk.
+    """
+
+    what: str
+    core_s: float
+    bytes: float
+
 
 class Preparation(Protocol):
     """Something that several processes can make together, such as a set of pieces of videos."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Returns what it takes."""
 
     @property
     def folder(self) -> str:

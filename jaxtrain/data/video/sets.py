@@ -31,6 +31,7 @@ import numpy as np
 
 from jaxtrain.config import invocation
 from jaxtrain.data import grouping, remote
+from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
 from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import VideoFile
@@ -67,7 +68,6 @@ _SAMPLED = 64  # videos whose headers are read for an estimate
 _SOURCE_S, _OUT_S = 3e-9, 6e-9  # of a core for a pixel: to decode it, and to scale and encode it
 _OUT_BYTES = 0.06  # per pixel of a piece
 _USUAL_FRAME_BYTES = 20_000  # of a video at a URL
-_LONGEST_S = 30 * 60
 _SMALL_BYTES = 2**26
 
 
@@ -221,6 +221,14 @@ class CachedSet:
     def plan(self) -> "Plan":
         """Returns what it takes to make it."""
         return Plan.of(self.videos, self.settings)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Implements :attr:`jaxtrain.data.contract.Preparation.estimate`."""
+        plan = self.plan
+        frames = f"{plan.frames:,.0f} frames"
+        what = f"{formats.counted(plan.videos, 'video')} ({frames})"
+        return Estimate(what, plan.core_s, plan.out_bytes)
 
     def begin(self, processes: int = 1) -> None:
         """Makes the folder, on disk with the tars of an earlier set of the same source.
@@ -489,9 +497,9 @@ class Plan:
         if not addresses.is_address(folder):
             above = str(next(place for place in Path(folder).parents if place.exists()))
             free = shutil.disk_usage(above).free
-        if self.seconds / processes <= _LONGEST_S and self.out_bytes <= free:
+        if self.seconds / processes <= MOST_PREPARATION_S and self.out_bytes <= free:
             return
-        why = f"more than {_LONGEST_S // 60} minutes"
+        why = f"more than {MOST_PREPARATION_S // 60} minutes"
         if self.out_bytes > free:
             why = f"more than the {free / 2**30:.2g} GiB that are free at {above}"
         raise InputError(
