@@ -107,6 +107,6 @@ def again(
     for name in (*run_flags.ONE_RUN_ONLY, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}
-    name = settings.pop("--config", [])
+    of_config = settings.pop("--config", [])
     words = (word for name, values in settings.items() for word in (name, *values))
-    return f"{program} {command} {shlex.join([*name, *words])}"
+    return f"{program} {command} {shlex.join([*of_config, *words])}"
