@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxtrain import config, errors, main
 from jaxtrain.config import files, metrics
+from jaxtrain.planning import shipped
 
 DOCS = Path(__file__).resolve().parent
 _MARKED = re.compile(
@@ -141,6 +142,24 @@ def configs() -> str:
     return table(("config", "run", "batch", "sharding"), map(_config_row, files.names()))
 
 
+def plans() -> str:
+    """The shipped plans of the configs."""
+    return table(
+        ("config", "GPUs", "GiB per GPU", "seconds per step", "hours", "jax"),
+        (
+            (
+                f"`{row.config}`",
+                f"{row.gpus} x {row.gpu.upper()}",
+                f"{row.needed_gib:.1f} of {row.capacity_gib:.1f}",
+                "{:.3g} to {:.3g}".format(*row.step_s),
+                "\N{EN DASH}" if row.hours is None else "{:.3g} to {:.3g}".format(*row.hours),
+                row.jax,
+            )
+            for row in shipped.rows()
+        ),
+    )
+
+
 def _config_row(name: str) -> tuple[str, str, str, str]:
     run = config.named(name)
     mesh, microbatches = run.mesh, run.optim.accumulate
@@ -245,6 +264,7 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
+    "plans": plans,
     "training-metrics": lambda: of_metrics("training", "train"),
     "validation-metrics": lambda: of_metrics("validation", "val"),
     "speed-metrics": lambda: of_metrics("speed", "train"),
