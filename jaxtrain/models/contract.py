@@ -164,6 +164,16 @@ class ModelConfig(bounds.Section):
         """
         return {}
 
+    def may_change(self, field: str, theirs: Mapping[str, Any]) -> bool:
+        """Returns whether a run may start from parameters trained with another value of a field.
+
+        Args:
+            field: one of `not_in_weights`.
+            theirs: the known fields of the parameters' model.
+        """
+        del field, theirs
+        return False
+
     def formulas(self) -> list[str]:
         """Lists numbers that follow from fields, with their formulas, for a run's first lines."""
         return []
