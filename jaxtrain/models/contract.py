@@ -160,7 +160,7 @@ class ModelConfig(bounds.Section):
     def index_limits(self) -> dict[str, int]:
         """Returns the number of valid values of each array of indices in a batch.
 
-        Synthetic batches, for measuring, stay below it.
+        Batches with others are refused. Synthetic batches, for measuring, stay below it.
         """
         return {}
 

@@ -439,6 +439,7 @@ def open_batches(
         prefetch=run.data.prefetch,
         quarantine=quarantine,
         continues=True,
+        limits=run.model.index_limits(),
     )
 
 
@@ -473,6 +474,7 @@ def evaluator_of(
         seed=run.seed,
         threads=threads,
         quarantine=quarantine,
+        limits=run.model.index_limits(),
     )
     evaluator = Evaluator(
         setup.definition,

@@ -258,7 +258,8 @@ class Reconstruction(Model):
         if self.teacher is not None:
             measured["encoder_loss"] = metrics["encoder_loss"]
         if self.lpips is not None:
-            measured["lpips"] = _frame_sums(self._lpips_BT(out.target, shown), weight_B)
+            of_frames = self._lpips_BT(out.target, shown, jnp.float32)  # as in `evaluate`
+            measured["lpips"] = _frame_sums(of_frames, weight_B)
         return measured
 
     def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
@@ -317,15 +318,16 @@ class Reconstruction(Model):
             total += self.teacher.encoder_weight * encoder_error
             metrics["encoder_loss"] = (encoder_error, weight)
         if self.lpips is not None:
-            distance = (self._lpips_BT(out.target, out.reconstruction).mean(1) * weight_B).sum()
+            of_frames = self._lpips_BT(out.target, out.reconstruction, self._dtype)
+            distance = (of_frames.mean(1) * weight_B).sum()
             total += self.perceptual_weight * distance
             metrics["perceptual_loss"] = (distance, weight)
         return total, metrics
 
-    def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array) -> jax.Array:
+    def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array, dtype: Any) -> jax.Array:
         assert self.lpips is not None
         b, t, *shape = video_BTHW3.shape
-        frames = [x.astype(self._dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
+        frames = [x.astype(dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
         return self.lpips(*frames).reshape(b, t)
 
     def _outputs(self, video_BTHW3: jax.Array, batch: Batch) -> "_Outputs":
