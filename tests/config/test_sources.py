@@ -494,11 +494,10 @@ NANOCHAT_2026 = Recipe(
     },
     differs={
         "depth": (
-            "model.depth",
-            (12, 24),
+            "model.depth", [12, 24],
             "the depth that the rules refer to, and the speed run's",
         ),
-        "target_param_data_ratio": ("loop.steps", (2520, 5568), "12, and 8 as in the speed run"),
+        "target_param_data_ratio": ("loop.steps", [2520, 5568], "12, and 8 as in the speed run"),
         "eval_tokens": (
             "loop.eval_examples",
             2048,
@@ -518,11 +517,181 @@ NANOCHAT_2026 = Recipe(
         "optim.muon.\\w+_lr|optim.weight_decay": "test_the_rules_of_nanochat",
     },
 )
+TAEHV = Recipe(
+    configs=("taehv_h100_1",),
+    source=(
+        "https://github.com/madebyollin/seraena/blob/d23119f51523f6913aedad5189fe8d260fae1564/"
+        "TAEHV_Training_Example.ipynb, and seraena.py at 5e2433b"
+    ),
+    values={
+        "train_encoder": True,
+        "train_decoder": True,
+        "dataset_path": "video_dataset",
+        "hw": 64,
+        "n_demo": 5,
+        "n_frames": 12,
+        "device": "cuda",
+        "ref_dtype": "bfloat16",
+        "dtype": "float32",
+        "min_frame_delta": 1,
+        "max_frame_delta": 5,
+        "least_square": "64 pixels",
+        "largest_square": "the shorter side",
+        "flip": False,
+        "color_jitter": 0.0,
+        "blur": 0.0,
+        "batch_size": 16,
+        "clips_per_video": 1,
+        "latent_channels": 16,
+        "optimizer": "AdamW",
+        "lr": 3e-4,
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.01,
+        "eps": 1e-8,
+        "schedule": "constant",
+        "warmup": 0,
+        "grad_clip": None,
+        "amp": "float16 with loss scaling",
+        "steps": 34_500,
+        "average.decay": 0.95,
+        "average.rule": "min(0.95, n / 10)",
+        "average.every": "2 s",
+        "last_bias": 0.5,
+        "teacher": "Wan 2.1",
+        "teacher.latents": "sampled",
+        "encoder_loss": 1.0,
+        "reconstruction_loss": 1.0,
+        "seraena_loss": 1.0,
+        "seraena.frames": 3,
+        "seraena.context": "the mean latent of the clip",
+        "seraena.max_buff_len": 16_384,
+        "seraena.lr": 3e-4,
+        "seraena.betas": [0.9, 0.99],
+        "seraena.weight_decay": 0.01,
+        "seraena.grad_clip": None,
+        "seraena.use_amp": True,
+    },
+    ours={
+        "min_frame_delta": "data.min_frame_delta",
+        "max_frame_delta": "data.max_frame_delta",
+        "flip": "data.flip",
+        "color_jitter": "data.jitter_probability",
+        "blur": "data.blur_probability",
+        "batch_size": "data.batch_size",
+        "clips_per_video": "data.clips_per_video",
+        "latent_channels": "model.latent_channels",
+        "lr": "optim.peak_lr",
+        "betas": "optim.b1,optim.b2",
+        "weight_decay": "optim.weight_decay",
+        "eps": "optim.eps",
+        "grad_clip": "optim.max_grad_norm",
+        "average.decay": "optim.average.decay",
+        "reconstruction_loss": "model.reconstruction_weight",
+        "seraena_loss": "model.adversary.weight",
+        "seraena.frames": "model.adversary.frames",
+        "seraena.max_buff_len": "model.adversary.replay",
+        "seraena.lr": "model.adversary.peak_lr",
+        "seraena.betas": "model.adversary.b1,model.adversary.b2",
+        "seraena.weight_decay": "model.adversary.weight_decay",
+        "seraena.grad_clip": "model.adversary.max_grad_norm",
+    },
+    ignored={
+        "dataset_path|n_demo": "the user's videos, and what is shown",
+        "device|ref_dtype|dtype|amp|seraena.use_amp": _SYSTEM,
+        "seraena.context": "tests/models/test_adversary.py",
+    },
+    differs={
+        "train_encoder": ("model.freeze", (), "both train: there is no teacher"),
+        "train_decoder": ("model.freeze", (), "both train"),
+        "hw": ("data.crop", (64, 64), "the same, as height and width"),
+        "n_frames": ("model.frames", 13, "the loss compares all 13, and 9 of 12"),
+        "least_square": (
+            "data.min_crop_scale",
+            1.0,
+            "64 of the 480 pixels of a validation clip, whatever the video's size",
+        ),
+        "largest_square": ("data.max_crop_scale", 7.5, "the shorter side: 480 / 64"),
+        "optimizer": ("optim.muon.peak_lr", 2.5e-3, "better on a small scale (docs/results.md)"),
+        "schedule": ("optim.schedule", "cosine", "Muon's rate was compared with it"),
+        "warmup": ("optim.warmup_steps", 2000, "as in the other video configs: 1% of the run"),
+        "steps": ("loop.steps", 200_000, "from scratch, without a teacher's latents"),
+        "average.rule": ("optim.average.rule", "ramp", "the same rule"),
+        "average.every": ("optim.average.every", 8, "2 s are 8 of the published steps"),
+        "last_bias": ("model.init", "thumbnail", "shows colors from the first step"),
+        "teacher": ("model.teacher", None, "this config needs no other weights; taew2_2 does"),
+        "teacher.latents": ("model.teacher", None, "no teacher"),
+        "encoder_loss": ("model.teacher", None, "no teacher"),
+    },
+    own={
+        "model.(height|width)": "of validation clips",
+        "model.(encoder_width|decoder.*|time_downscale|trim|patch_size)": "TAEHV's network",
+        "model.reconstruction_error": "squared, as F.mse_loss",
+        "data.crops_per_clip": "decoding is the bottleneck: four squares of each decoded clip",
+        "data.(brightness|contrast|saturation|hue|blur_sigma)": "their probabilities are zero",
+        "optim.warmdown_.*": "of another schedule",
+        "optim.muon.*": "see optimizer",
+    },
+)
+
+WAN = Recipe(
+    configs=("wan2_2_decoder_h100_1", "wan2_2_decoder_h100_8"),
+    source=(
+        "https://huggingface.co/Wan-AI/Wan2.2-TI2V-5B-Diffusers, vae/config.json; no recipe of its "
+        "training has been published"
+    ),
+    values={
+        "_class_name": "AutoencoderKLWan",
+        "_diffusers_version": "0.35.0.dev0",
+        "attn_scales": [],
+        "base_dim": 160,
+        "clip_output": False,
+        "decoder_base_dim": 256,
+        "dim_mult": [1, 2, 4, 4],
+        "dropout": 0.0,
+        "in_channels": 12,
+        "is_residual": True,
+        "latents_mean": "48 numbers",
+        "latents_std": "48 numbers",
+        "num_res_blocks": 2,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+        "scale_factor_temporal": 4,
+        "temperal_downsample": [False, True, True],
+        "z_dim": 48,
+    },
+    ours={
+        "base_dim": "model.encoder_width",
+        "decoder_base_dim": "model.decoder_width",
+        "z_dim": "model.latent_channels",
+        "scale_factor_spatial": "model.space_factor",
+    },
+    ignored={
+        "_class_name|_diffusers_version": "of the program that wrote the file",
+        "clip_output": "of inference",
+        "attn_scales|dim_mult|dropout|is_residual|num_res_blocks|temperal_downsample": _NETWORK,
+        "in_channels|out_channels|patch_size|scale_factor_temporal": _NETWORK,
+        "latents_(mean|std)": "read with the weights that the run starts from",
+    },
+    differs={},
+    own={
+        "model.(frames|height|width|chunk|version)": "clips of 4 n + 1 frames, of any size",
+        "model.reconstruction_(weight|error)": "the squared error; there is no published recipe",
+        "model.freeze": "only the decoder trains",
+        "data.(min|max)_(frame_delta|crop_scale)|data.flip|data.cl.*|data.crops_per_clip": (
+            "there is no published recipe"
+        ),
+        "data.(brightness|contrast|saturation|hue|blur_sigma)": "their probabilities are zero",
+        "optim.*": "a fine-tuning of a decoder that is good already; no published recipe",
+    },
+)
 RECIPES = {
     "ettin": ETTIN,
     "bert": BERT,
     "nanochat 2025": NANOCHAT_2025,
     "nanochat 2026": NANOCHAT_2026,
+    "taehv": TAEHV,
+    "wan": WAN,
 }
 
 
@@ -557,7 +726,7 @@ def test_each_key_of_a_source_is_ours_ignored_or_a_listed_difference(name: str) 
                 if not equal(value_of(run, field), value)
             ]
     for key, (field, ours, _) in recipe.differs.items():
-        wanted = ours if isinstance(ours, tuple) else (ours,) * len(runs)
+        wanted = ours if isinstance(ours, list) else [ours] * len(runs)  # a list has one for each
         problems += [
             f"{key}: listed as {field}={want!r}, but it is {value_of(run, field)!r}"
             for run, want in zip(runs, wanted, strict=True)

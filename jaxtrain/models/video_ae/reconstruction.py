@@ -151,6 +151,10 @@ class ReconstructionConfig(ModelConfig):
         )
         return {f"lpips.{name}": array for name, array in arrays.items()}
 
+    def formulas(self) -> list[str]:
+        """Says if the loss compares only some frames of a clip."""
+        return self.timing.unused(self.frames)
+
     def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
         """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""
         groups: dict[str, config.Group | config.Role]
@@ -218,13 +222,15 @@ class Reconstruction(Model):
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the weighted sum of all losses that are on, over clips.
 
+        Color jitter and blur are in what the encoder sees, but not in the target, nor in what a
+        teacher sees.
+
         The metrics are `reconstruction_loss`, `psnr`, and those of the other losses. The losses use
         the reconstruction without clamping, which would remove the gradient of pixels outside [0,
         1]. PSNR is of the clamped reconstruction, as a viewer sees it.
         """
-        video = augment.augment(_to_float(batch["video"]), batch["augment"])
-        weight_B = batch["weight"]
-        out = self._outputs(video, batch)
+        video, weight_B = _to_float(batch["video"]), batch["weight"]
+        out = self._outputs(video, batch, augment.augment(video, batch["augment"]))
         weight = weight_B.sum()
         total, metrics = self._losses(out, weight_B, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
@@ -330,10 +336,12 @@ class Reconstruction(Model):
         frames = [x.astype(dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
         return self.lpips(*frames).reshape(b, t)
 
-    def _outputs(self, video_BTHW3: jax.Array, batch: Batch) -> "_Outputs":
-        """Encodes and decodes a batch."""
+    def _outputs(
+        self, video_BTHW3: jax.Array, batch: Batch, seen_BTHW3: jax.Array | None = None
+    ) -> "_Outputs":
+        """Encodes and decodes a batch; the encoder may see other frames, such as blurred ones."""
         target = self.timing.target(video_BTHW3)
-        encoded = self.encode(video_BTHW3)
+        encoded = self.encode(video_BTHW3 if seen_BTHW3 is None else seen_BTHW3)
         teacher_latents = self._teacher_latents(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
         decoder_input = teacher_latents if from_teacher and teacher_latents is not None else encoded
