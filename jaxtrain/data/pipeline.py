@@ -53,7 +53,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         quarantine: records broken examples.
         continues: whether batches come from this process once the system has killed a worker, so
             that all processes of a run can agree on its end, and save.
-        limits: as for :class:`Placement`.
+        index_limits: as for :class:`Placement`.
 
     Attributes:
         wait_s: seconds that the devices had nothing to compute because the next batch was not
@@ -80,7 +80,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         prefetch: int,
         quarantine: Quarantine,
         continues: bool = False,
-        limits: Mapping[str, int] | None = None,
+        index_limits: Mapping[str, int] | None = None,
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
@@ -99,7 +99,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.workers, self.lost, self._continues = workers, "", continues
         self._prefix = worker_process.shared_prefix()
         self.ids = np.empty(0, np.int64)
-        self._to_devices = Placement(mesh, spec, limits)
+        self._to_devices = Placement(mesh, spec, index_limits)
         devices = len(mesh.local_devices)
         if workers and (text := limits.too_many(workers)):
             raise InputError(text)
@@ -238,7 +238,7 @@ class ValidationBatches:
         seed: seed of the randomness in an example, such as masks.
         threads: number of threads that load during the first pass.
         quarantine: records broken examples.
-        limits: as for :class:`Placement`.
+        index_limits: as for :class:`Placement`.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class ValidationBatches:
         seed: int,
         threads: int,
         quarantine: Quarantine,
-        limits: Mapping[str, int] | None = None,
+        index_limits: Mapping[str, int] | None = None,
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
@@ -267,7 +267,7 @@ class ValidationBatches:
         )
         self.spec = spec
         self._threads = max(1, threads)
-        self._to_devices = Placement(mesh, spec, limits)
+        self._to_devices = Placement(mesh, spec, index_limits)
         self._loaded: list[HostArrays] = []
         self._unread: Iterator[HostArrays] | None = None
 

@@ -439,7 +439,7 @@ def open_batches(
         prefetch=run.data.prefetch,
         quarantine=quarantine,
         continues=True,
-        limits=run.model.index_limits(),
+        index_limits=run.model.index_limits(),
     )
 
 
@@ -474,7 +474,7 @@ def evaluator_of(
         seed=run.seed,
         threads=threads,
         quarantine=quarantine,
-        limits=run.model.index_limits(),
+        index_limits=run.model.index_limits(),
     )
     evaluator = Evaluator(
         setup.definition,
