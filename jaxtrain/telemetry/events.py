@@ -209,12 +209,16 @@ class StepCompiled:
         cost: what it costs.
         state_bytes: size of the training state on each device.
         params: number of trainable parameters.
+        code: digest of the source files.
+        data: digest of both splits.
     """
 
     step: int
     cost: "StepCost"
     state_bytes: float
     params: int
+    code: str = ""
+    data: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

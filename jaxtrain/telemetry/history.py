@@ -6,7 +6,8 @@ time):
 
 - ``start``: config, arguments, versions, hardware, and the checkpoint that it resumes from.
   ``total`` is null if the run ended before its length was known.
-- ``compiled``: memory of the training step according to the compiler, FLOPs that the model needs.
+- ``compiled``: memory of the training step according to the compiler, FLOPs that the model needs,
+  and digests of the source files and of the data.
 - ``phase``: written at the end of each phase, with ``name`` and ``seconds``. The time of a nested
   phase does not count for the outer one, so all phases add up to the time of the run. ``training``
   is split at each logged step; it also has ``from_step`` and the time it waited for data
@@ -108,6 +109,8 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
         "planned_gib": event.cost.planned_bytes / hardware.GIB,
         "state_gib": event.state_bytes / hardware.GIB,
         "params": event.params,
+        "code": event.code,
+        "data": event.data,
         "flops_per_step": event.cost.model_flops,
         "moved_bytes": event.cost.moved_bytes,
         "peak_flops": hardware.peak_bf16_flops(kind),
