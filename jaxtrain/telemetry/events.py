@@ -250,11 +250,13 @@ class Ended:
         step: completed steps.
         code: exit code.
         why: the reason, in one line.
+        diverged: whether a gate, a canary, or bad steps ended it: to try again changes nothing.
     """
 
     step: int | None
     code: int
     why: str
+    diverged: bool = False
 
 
 Event = (

@@ -13,7 +13,8 @@ time):
   is split at each logged step; it also has ``from_step`` and the time it waited for data
   (``waited_s``). ``start`` includes the time between phases before the first step, ``end`` the time
   after the last step.
-- ``end``: the exit code and the reason. A killed process writes none.
+- ``end``: the exit code and the reason; ``diverged`` if that is a gate, a canary, or bad steps. A
+  killed process writes none.
 """
 
 import dataclasses
@@ -58,7 +59,9 @@ class History:
         elif isinstance(event, StepCompiled):
             self._file.add(_line("compiled", time.time(), event.step, _compiled(event)))
         elif isinstance(event, Ended):
-            entry = {"code": event.code, "why": event.why}
+            entry: dict[str, Any] = {"code": event.code, "why": event.why}
+            if event.diverged:
+                entry["diverged"] = True
             self._file.add(_line("end", time.time(), event.step, entry))
         elif self._start is None:
             self._waiting.append(event)
