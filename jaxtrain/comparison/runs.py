@@ -292,8 +292,8 @@ class Trainer:
         gpus: str | None,
         progress: Callable[[], str],
     ) -> Any:
-        more = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-        variables = subprocess_worker.environment(self._environment, **more)
+        devices = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+        variables = subprocess_worker.environment(self._environment | devices)
         with self._lock:
             if self.stopped:
                 raise RunAgain("stopped: the same command continues")

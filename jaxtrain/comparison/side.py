@@ -223,18 +223,14 @@ class _Probe:
         with built.lowering():
             self.step = built.trace_step().lower()
         first = jit_init(built.definition, built.optimizer, built.target, built.rule, 0).lower()
-        validation = jit_eval_step(
-            build_eval_step(
-                built.definition, built.rule, precision=run.precision, method="evaluate"
-            ),
-            built.target,
-            built.rule.mesh,
-            deterministic=run.deterministic,
-        ).lower(
-            built.target.params,
-            built.target.extras,
-            run.model.batch_spec(validation_batch_size(run, len(sources.val))),
+        evaluate = build_eval_step(
+            built.definition, built.rule, precision=run.precision, method="evaluate"
         )
+        jitted: Any = jit_eval_step(
+            evaluate, built.target, built.rule.mesh, deterministic=run.deterministic
+        )
+        batch = run.model.batch_spec(validation_batch_size(run, len(sources.val)))
+        validation = jitted.lower(built.target.params, built.target.extras, batch)
         settings = config.to_dict(run)
         del settings["seed"]
         weights = (
