@@ -146,5 +146,5 @@ def test_python_refuses_wrong_types() -> None:
 def test_durations(typed: str, seconds: float) -> None:
     assert seconds_of(typed) == seconds
     assert seconds_of(None) is None
-    with pytest.raises(jaxtrain.InputError, match="use a duration such as 90s, 5m, or 1.5h"):
+    with pytest.raises(jaxtrain.InputError, match=r"use a duration such as 90s, 5m, or 1\.5h"):
         seconds_of(typed.rstrip("smh"))
