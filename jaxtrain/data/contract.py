@@ -1,11 +1,60 @@
 """The contract of the section ``data`` of a config: its base class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from jaxtrain.config import bounds
 from jaxtrain.data.source import ArrayTypes, Sources
+from jaxtrain.jobs import resumable
+
+MOST_PREPARATION_S = 30 * 60
+"""What a run prepares at its start takes at most so long, unless the user allows more."""
+
+
+class Estimate(NamedTuple):
+    """What it takes to prepare something; estimated.
+
+    Attributes:
+        what: of what, such as "24 videos (4,585 frames)".
+        core_s: seconds of one core.
+        bytes: that it takes on disk.
+    """
+
+    what: str
+    core_s: float
+    bytes: float
+
+
+class Preparation(Protocol):
+    """Something that several processes can make together, such as a set of pieces of videos."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Returns what it takes."""
+
+    @property
+    def folder(self) -> str:
+        """Returns where it is made: a folder, or the URL of one in a bucket."""
+
+    def begin(self, processes: int) -> None:
+        """Makes the folder, in one process.
+
+        Args:
+            processes: how many make parts.
+
+        Raises:
+            InputError: it would take long, or more than the free disk.
+        """
+
+    def make(self, say: Callable[[str], None], part: resumable.Part, sharing: int) -> None:
+        """Makes a part.
+
+        Args:
+            say: prints a message.
+            part: which one.
+            sharing: number of processes that share this host's cores.
+        """
 
 
 class DataConfig(bounds.Section):
@@ -46,6 +95,16 @@ class DataConfig(bounds.Section):
             InputError: none of the data can be used.
         """
         raise NotImplementedError
+
+    def to_prepare(self, model: Any, say: Callable[[str], None]) -> Sequence["Preparation"]:
+        """Returns what all processes make together, because the cache lacks it, before they open.
+
+        Args:
+            model: the run's model config.
+            say: prints a line.
+        """
+        del model, say
+        return ()
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Returns shape and dtype of each array of an example, as the model receives it."""

@@ -164,12 +164,12 @@ def process_zero_first(action: Callable[[], T], name: str) -> T:
         try:
             return action()
         finally:  # even if it fails: the others must not wait, and will get the same error
-            wait_for_all(name, _LONGEST_WAIT_S)
-    wait_for_all(name, _LONGEST_WAIT_S)
+            wait_for_all(name)
+    wait_for_all(name)
     return action()
 
 
-def wait_for_all(event: str, timeout_s: float) -> None:
+def wait_for_all(event: str, timeout_s: float = _LONGEST_WAIT_S) -> None:
     """Waits until all processes have called this.
 
     Args:

@@ -15,7 +15,8 @@ from typing import Any
 from jaxtrain import config, terminal, versions
 from jaxtrain.config import Mesh, field_values, invocation, overrides
 from jaxtrain.config.mesh_fit import fit_mesh
-from jaxtrain.errors import InputError
+from jaxtrain.data.contract import DataConfig, Estimate
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.planning import (
     cards,
     compilation,
@@ -63,6 +64,7 @@ class Plan:
         bound: what bounds a step, input included; None in an estimate.
         input: of a host.
         run: the complete run.
+        preparation: what a run makes of its data once, before the first step.
         assumptions: what the plan assumes, to be printed before it.
     """
 
@@ -82,6 +84,7 @@ class Plan:
     bound: str | None
     input: input_rate.Input
     run: prediction.RunTime
+    preparation: tuple[Estimate, ...]
     assumptions: tuple[str, ...]
 
     @property
@@ -124,6 +127,7 @@ def make_plan(
     host: input_rate.Host = _UNKNOWN_HOST,
     efficiency: float | None = None,
     overrides: Sequence[str] = (),
+    preparation: Sequence[Estimate] = (),
     assumptions: Sequence[str] = (),
 ) -> Plan:
     """Predicts a run from its compiled step.
@@ -137,6 +141,7 @@ def make_plan(
         host: what is known about the hosts that load the data.
         efficiency: measured on the card; None assumes a range.
         overrides: those applied to the config.
+        preparation: of the data.
         assumptions: to be printed before the plan.
     """
     devices = run.mesh.devices
@@ -171,7 +176,16 @@ def make_plan(
         time=time,
         bound=bound,
         input=given,
-        run=prediction.run_time(run, step, time, given, nodes=nodes, price=price),
+        run=prediction.run_time(
+            run,
+            step,
+            time,
+            given,
+            nodes=nodes,
+            price=price,
+            preparation_s=prediction.preparation_s(preparation, nodes * given.cores),
+        ),
+        preparation=tuple(preparation),
         assumptions=tuple(assumptions),
     )
 
@@ -235,6 +249,7 @@ class Planner:
             )
         self._short, self._card = short, cards.card(short)
         self._efficiency = None if efficiency is None else self._measured(efficiency)
+        self._preparation = self._missing()
 
     def _measured(self, path: Path) -> float:
         measured, now = efficiency.load(path), versions.versions()["jax"]
@@ -275,8 +290,19 @@ class Planner:
             host=self._host,
             efficiency=self._efficiency,
             overrides=settings,
+            preparation=self._preparation,
             assumptions=self.said,
         )
+
+    def _missing(self) -> tuple[Estimate, ...]:
+        """Returns what the run makes of its data, as far as this machine sees them."""
+        data: DataConfig = self._run.data
+        try:
+            missing = data.to_prepare(self._run.model, lambda line: None)
+            return tuple(preparation.estimate for preparation in missing)
+        except (InputError, RunAgain) as error:
+            self.said.append(f"preparing the data is not counted: {error}")
+            return ()
 
     def search(
         self,

@@ -8,11 +8,13 @@ the best case, and its full time in the worst.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
 from jaxtrain import config
 from jaxtrain.config.gates import Gate
+from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
 from jaxtrain.planning.cards import Card
 from jaxtrain.planning.compilation import CompiledStep
 from jaxtrain.planning.input_rate import Input
@@ -253,6 +255,12 @@ def seconds(row: Traffic, card: Card) -> float:
     return row.wire_bytes / rate
 
 
+def preparation_s(preparation: Iterable[Estimate], cores: int) -> float:
+    """Predicts how long a run prepares its data; 0 for what it refuses to, as it takes too long."""
+    seconds = (estimate.core_s / cores for estimate in preparation)
+    return sum(each for each in seconds if each <= MOST_PREPARATION_S)
+
+
 def run_time(
     run: config.Run,
     step: CompiledStep,
@@ -261,6 +269,7 @@ def run_time(
     *,
     nodes: int,
     price: float | None,
+    preparation_s: float = 0.0,
 ) -> RunTime:
     """Predicts how long a complete run takes, by what it spends the time on, and what it costs.
 
@@ -271,6 +280,7 @@ def run_time(
         given: the input of a host.
         nodes: number of hosts; each saves its part of the state.
         price: per GPU-hour, in any currency; None omits the cost.
+        preparation_s: what the hosts prepare before the first step.
     """
     if time is None:
         return RunTime(step.total, None, None, None, price, None)
@@ -294,6 +304,7 @@ def run_time(
         loading_s = given.seconds[end] if validations else 0.0
         return {
             "start": START_S,
+            "preparing data": preparation_s,
             "compilation": compile_s,
             "steps": steps * compute[end],
             "replayed steps": replays * REPLAYED * compute[end],
@@ -308,7 +319,7 @@ def run_time(
 
     def until(step: int) -> Range:
         """Hours until a step: what is spent before the first one, and a share of the rest."""
-        before = START_S + compile_s
+        before = START_S + preparation_s + compile_s
         return (
             (before + (hours[0] * HOUR_S - before) * step / steps) / HOUR_S,
             (before + (hours[1] * HOUR_S - before) * step / steps) / HOUR_S,

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from jaxtrain import versions
+from jaxtrain.data.contract import MOST_PREPARATION_S
 from jaxtrain.planning import prediction
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
@@ -195,6 +196,16 @@ def _input(plan: Plan) -> str:
     ]
     if given.advice:
         lines.append(_wrapped(f"  to wait less: {'; '.join(given.advice)}"))
+    for estimate in plan.preparation:
+        hours, size = estimate.core_s / HOUR_S, formats.size(estimate.bytes)
+        first = "before the first step"
+        if estimate.core_s > MOST_PREPARATION_S * given.cores * plan.nodes:
+            first = "before the run, with prepare clips"
+        lines.append(
+            _wrapped(
+                f"  {first}: cutting {estimate.what}: {hours:.2g} core hours, {size} of pieces"
+            )
+        )
     return "\n".join(lines)
 
 

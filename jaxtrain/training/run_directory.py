@@ -30,6 +30,7 @@ from jaxtrain.storage.disks import cure_of, disk_trouble
 ROOT = Path("output")
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
+_SHARE = "set --output-dir to storage that every host sees (NFS, Lustre, a shared volume)"
 
 
 FILES = {
@@ -152,14 +153,15 @@ def prepare_cache(directory: Path, bucket: Place) -> None:
     process_group.process_zero_decides(decide)
 
 
-def check_shared(directory: Path) -> None:
+def check_shared(directory: Path, cure: str = _SHARE) -> None:
     """Checks that all processes see the same folder.
 
     Each process writes a file, and process 0 looks for all of them. Otherwise the same path could
     be a different, writable folder on each host, and the parts of a checkpoint would be scattered.
 
     Args:
-        directory: of the run; process 0 has created it.
+        directory: process 0 has created it.
+        cure: what to do if they do not.
 
     Raises:
         InputError: in every process, if one of them does not see the files of others.
@@ -195,16 +197,13 @@ def check_shared(directory: Path) -> None:
         more = len(troubles) - _TROUBLES_TO_NAME
         shown += f"; and {more} more" if more > 0 else ""
         # A file that one process cannot write is missing for the others: the disk's error matters.
-        cure = next(filter(None, map(cure_of, troubles_of_all)), "")
-        if cure:
+        of_disk = next(filter(None, map(cure_of, troubles_of_all)), "")
+        if of_disk:
             raise RunAgain(
-                f"{directory} is not usable in all processes: {shown}: {cure}, or set another "
-                "--output-dir"
+                f"{directory} is not usable in all processes: {shown}: {of_disk}, or use another "
+                "disk"
             )
-        raise InputError(
-            f"{directory} is not the same folder for all processes: {shown}: set --output-dir to "
-            "storage that every host sees (NFS, Lustre, a shared volume)"
-        )
+        raise InputError(f"{directory} is not the same folder for all processes: {shown}: {cure}")
 
 
 def _unseen(files: list[Path], wanted: Iterable[int]) -> str:

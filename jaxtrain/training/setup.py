@@ -29,17 +29,18 @@ from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import pipeline, worker_count
+from jaxtrain.data.contract import Preparation
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import consistency, process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
-from jaxtrain.jobs import cache
+from jaxtrain.jobs import cache, resumable
 from jaxtrain.optim.build import rate_flag, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
-from jaxtrain.storage import bucket
+from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry.events import Rewound, StepCompiled
@@ -66,6 +67,11 @@ from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, Stopping
 from jaxtrain.training.validation import Evaluator
+
+_SHARE = (
+    "set --data.cache_dir to storage that every host sees, or to a folder of a bucket; or run "
+    "jaxtrain prepare clips once, and give every host its output with --data.path"
+)
 
 
 @dataclasses.dataclass
@@ -399,6 +405,8 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
         InputError: the processes have different data.
     """
     data = run.data if start_from is None else run.data.for_resume(start_from)
+    if jax.process_count() > 1:
+        _prepare_together(data, model, say)
     sources = process_group.process_zero_first(
         lambda: data.open(model, seed=run.seed, say=say), "data"
     )
@@ -411,6 +419,34 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
         "give every process the same files, and do not change them during the run",
     )
     return sources
+
+
+def _prepare_together(data: Any, model: Any, say: Say) -> None:
+    """Makes a part in each process of what the data need and the cache lacks.
+
+    Raises:
+        InputError: the processes do not share the folder, or it takes long.
+    """
+    missing = list[Preparation]()
+
+    def begin() -> str:
+        missing.extend(data.to_prepare(model, say))
+        for preparation in missing:
+            preparation.begin(jax.process_count())
+        return ""
+
+    process_group.process_zero_decides(begin)
+    if jax.process_index() > 0:
+        missing.extend(data.to_prepare(model, lambda line: None))
+    folders = [preparation.folder for preparation in missing]
+    process_group.check_same("sets to make", json.dumps(folders), _SHARE)
+    for folder in folders:
+        if not addresses.is_address(folder):
+            run_directory.check_shared(Path(folder), _SHARE)
+    for preparation in missing:
+        part = resumable.Part(jax.process_index(), jax.process_count())
+        preparation.make(say, part, process_group.processes_on_this_host(os.environ))
+    process_group.wait_for_all("parts of the data")
 
 
 def _quarantined(

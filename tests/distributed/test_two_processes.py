@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data.video import sample_videos
 from program import TINY_MLM, records, train, two_processes, wait_for, write_corpus
 
 from jaxtrain.checkpoint import pointer
@@ -63,6 +64,52 @@ def test_wrong_input_ends_both_processes(place: Path) -> None:
     for output in outputs:
         assert "nowhere" in output
         assert "Traceback" not in output
+
+
+VIDEO = [
+    *("--config", "demo", "--model.frames", 4, "--model.height", 16, "--model.width", 16),
+    *("--model.encoder_width", 8, "--model.decoder_widths", 16, 8, 8, 8),
+    *("--model.init", "random", "--optim.muon", "None", "--data.path", "videos"),
+    *("--data.batch_size", 4, "--data.workers", 0, "--mesh.data", 2, "--simulate-devices", 2),
+    *("--loop.steps", 2, "--loop.eval_every", 2, "--loop.eval_examples", 4),
+    *("--checkpoint.every", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("videos")
+    for number in range(8):
+        sample_videos.write(directory / "videos" / f"{number}.mp4", 20 + number)
+    return directory
+
+
+def test_processes_with_caches_of_their_own_do_not_cut_all_videos_twice(videos: Path) -> None:
+    caches = [{"JAXTRAIN_CACHE": str(videos / f"cache-{number}")} for number in range(2)]
+    with two_processes(
+        videos, *VIDEO, "--output-dir", "refused", first=caches[0], second=caches[1]
+    ) as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2], "\n".join(outputs)
+    for output in outputs:
+        assert "the processes see different sets to make" in output
+        assert "set --data.cache_dir to storage that every host sees" in output
+        assert "jaxtrain prepare clips" in output
+        assert "Traceback" not in output
+    assert not list(videos.glob("cache-*/sets/*/*.tar"))
+
+
+@pytest.mark.long  # test_sets.py has a shorter test
+def test_two_processes_cut_videos_together(videos: Path) -> None:
+    cache = {"JAXTRAIN_CACHE": str(videos / "cache")}
+    with two_processes(videos, *VIDEO, "--output-dir", "run", both=cache) as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    assert "cutting 8 videos" in outputs[0]
+    assert "8 videos (8 good)" in outputs[0]
+    (folder,) = (videos / "cache/sets").iterdir()
+    assert list(folder.glob("*.tar"))
+    assert records(videos / "run")[2]["val/psnr"] > 0
 
 
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from data.video import sample_videos
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
@@ -66,3 +67,15 @@ def test_a_compilers_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(planner.NotCompiled, match="Error: ") as caught:
         compiled(timeout_s=120)
     assert "\n" not in str(caught.value)
+
+
+def test_videos_that_a_run_would_cut_are_counted(tmp_path: Path) -> None:
+    """Those that this machine does not have are not, and the plan says so."""
+    sample_videos.write(tmp_path / "videos/one.mp4", 30)
+    data = ["--data.path", str(tmp_path / "videos"), "--data.cache_dir", str(tmp_path / "cache")]
+    (estimate,) = planner.Planner("h100_1", data)._preparation
+    assert estimate.what == "1 video (30 frames)"
+    assert 0 < estimate.core_s < 1
+    elsewhere = planner.Planner("h100_1", ["--data.path", str(tmp_path / "nowhere")])
+    assert elsewhere._preparation == ()
+    assert "preparing the data is not counted: --data.path" in elsewhere.said[-1]

@@ -9,6 +9,7 @@ import pytest
 from planning.step_findings import compiled, traffic
 
 from jaxtrain import config
+from jaxtrain.data.contract import Estimate
 from jaxtrain.planning import cards, input_rate, planner, prediction, report
 from jaxtrain.planning.compilation import CompiledStep, Temporary
 from jaxtrain.telemetry import formats
@@ -39,6 +40,7 @@ def made(
     typed: Sequence[str] = (),
     efficiency: float | None = None,
     name: str = "h100_16",
+    preparation: Sequence[Estimate] = (),
     **changes: Any,
 ) -> planner.Plan:
     return planner.make_plan(
@@ -49,6 +51,7 @@ def made(
         price=price,
         host=host,
         efficiency=efficiency,
+        preparation=preparation,
     )
 
 
@@ -331,3 +334,22 @@ def test_an_estimate_is_labeled_and_omits_what_it_cannot_predict() -> None:
     assert "unknown whether it fits" in said
     assert "read and written" not in said
     assert "communication " not in said.partition("omitted")[2]
+
+
+def test_what_a_run_prepares_costs_time_of_its_gpus() -> None:
+    """Unless it takes longer than a run waits: then it is made before."""
+    plain, cores = made(price=2), MANY.cores or 0
+    minutes = Estimate("24 videos (4,588 frames)", 2 * cores * 600.0, 2**30)  # of two nodes
+    plan = made(price=2, preparation=[minutes])
+    assert plan.run.seconds is not None
+    assert plan.run.hours is not None
+    assert plain.run.hours is not None
+    assert plan.run.seconds["preparing data"] == (600.0, 600.0)
+    assert plan.run.hours[0] - plain.run.hours[0] == pytest.approx(1 / 6)
+    page = " ".join(report.text(plan).split())
+    assert "before the first step: cutting 24 videos (4,588 frames):" in page
+    long = made(price=2, preparation=[minutes._replace(core_s=4 * minutes.core_s)])
+    assert long.run.hours == plain.run.hours
+    assert "before the run, with prepare clips: cutting 24 videos" in " ".join(
+        report.text(long).split()
+    )

@@ -5,6 +5,7 @@ a teacher's latents, at a fixed one.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from jaxtrain.data.video.clips import IDENTITY, Clips
 from jaxtrain.data.video.sets import Videos
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.jobs import cache
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
 # The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
@@ -54,8 +55,9 @@ class Config(DataConfig):
     there may be fewer, so that they share as few clips as possible."""
     cache_dir: str | None = None
     """Folder for sets of pieces, latents, fetched files, and demo data; None uses $JAXTRAIN_CACHE,
-    or else ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, prepare latents keeps
-    latents there, training fetches them, and $JAXTRAIN_CACHE has copies."""
+    or else ~/.cache/jaxtrain. With s3://BUCKET/PATH or gs://BUCKET/PATH, sets and latents are kept
+    there, training fetches them, and $JAXTRAIN_CACHE has copies. Hosts that share neither cannot
+    make a set together."""
     demo: bool = False
     """If path is None, train on synthetic moving scenes, which are rendered once."""
     max_bad_share: bounds.ClosedFraction = 0.1
@@ -352,6 +354,19 @@ class Config(DataConfig):
             f"{len(train):,} train / {len(val):,} val",
         )
 
+    def to_prepare(self, model: Any, say: Callable[[str], None]) -> list[sets.CachedSet]:
+        """Implements :meth:`DataConfig.to_prepare`: sets of the user's videos."""
+        root, bucket = cache.root(self.cache_dir), cache.url(self.cache_dir)
+        missing = []
+        for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
+            if path is None or disks.when_readable(functools.partial(sets.is_set, path)):
+                continue
+            needed = self.needed(model)
+            cached = sets.CachedSet.of(path, flag, needed, root, say, self.prepare, bucket)
+            if not cached.is_complete():
+                missing.append(cached)
+        return missing
+
     def needed(self, model: Any) -> pieces.Settings:
         """Returns the settings of pieces that are large and long enough for a run's clips."""
         longest = (model.frames - 1) * self.max_frame_delta + 1
@@ -388,7 +403,15 @@ class Config(DataConfig):
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[sets.Opened, np.ndarray, list[BadExample]]:
         """Returns the set of one input, the numbers of its usable videos, and its bad ones."""
-        opened = sets.of_path(path, flag, self.needed(model), root, say, prepare_long=self.prepare)
+        opened = sets.of_path(
+            path,
+            flag,
+            self.needed(model),
+            root,
+            say,
+            prepare_long=self.prepare,
+            bucket=cache.url(self.cache_dir),
+        )
         long_enough = opened.table.longest >= model.frames
         usable, short = np.flatnonzero(long_enough), np.flatnonzero(~long_enough)
         bad = [*opened.bad]

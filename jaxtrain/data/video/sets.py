@@ -31,6 +31,7 @@ import numpy as np
 
 from jaxtrain.config import invocation
 from jaxtrain.data import grouping, remote
+from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
 from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import VideoFile
@@ -67,7 +68,6 @@ _SAMPLED = 64  # videos whose headers are read for an estimate
 _SOURCE_S, _OUT_S = 3e-9, 6e-9  # of a core for a pixel: to decode it, and to scale and encode it
 _OUT_BYTES = 0.06  # per pixel of a piece
 _USUAL_FRAME_BYTES = 20_000  # of a video at a URL
-_LONGEST_S = 30 * 60
 _SMALL_BYTES = 2**26
 
 
@@ -126,13 +126,16 @@ def is_set(path: str) -> bool:
 
 
 def of_path(
-    path: str, flag: str, needed: Settings, root: Path, say: Say, *, prepare_long: bool = False
+    path: str,
+    flag: str,
+    needed: Settings,
+    root: Path,
+    say: Say,
+    *,
+    prepare_long: bool = False,
+    bucket: str | None = None,
 ) -> Opened:
     """Opens the set at a path, or one that is made of the videos there, in the cache.
-
-    Uses a complete set in the cache that is made of the same videos and has pieces of enough size,
-    length, and quality; else makes one. Of several, it is the one with just the settings that are
-    needed, or else the oldest, so that sets that are made later do not change a run that resumes.
 
     Args:
         path: a set; or a folder, a video, or a list of videos.
@@ -141,6 +144,7 @@ def of_path(
         root: the cache folder.
         say: prints a message.
         prepare_long: whether to make a set that takes more than half an hour.
+        bucket: URL of the cache, if it is in a bucket.
 
     Raises:
         InputError: no videos, none can be used, or the set is incomplete or takes long to make.
@@ -148,29 +152,125 @@ def of_path(
     """
     if disks.when_readable(lambda: is_set(path)):
         return disks.when_readable(lambda: _opened_at(path, flag, root, say))
-    videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
-    sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
-    folders, shown = folder_in(root), addresses.public(path)
-    folder = folders / f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
-    made = folders.glob(f"{sources}-*")
-    for other in sorted(made, key=lambda one: (one != folder, _finished_ns(one), one.name)):
-        settings = _settings(other)
-        if settings is not None and settings.covers(needed) and _is_complete(other):
-            _mark_used(other, shown)
-            return _opened(other, path, flag, settings)
-    plan = Plan.of(videos, needed)
-    if not prepare_long:
-        plan.check(path, flag, needed, folder)
-    say(f"{flag} {shown}: cutting {plan} into {folder} (once)")
-    if not folder.exists():
-        _link_tars_of_same_source(shown, needed, root, folder)
-    _mark_used(folder, shown)
-    small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
-    cores = limits.cores()
-    engine = Threads(cores) if small else Processes(cores, say)
-    with worker_process.started_by_us():
-        prepare(videos, folder, needed, engine=engine, say=say)
-    return _opened(folder, path, flag, needed)
+    cached_set = CachedSet.of(path, flag, needed, root, say, prepare_long, bucket)
+    if not cached_set.is_complete():
+        cached_set.begin()
+        cached_set.make(say)
+    return cached_set.opened(say)
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSet:
+    """A set in the cache, made or not, of the videos at a path.
+
+    Attributes:
+        path: a folder, a video, or a list of videos.
+        flag: the option that set the path, for messages.
+        videos: those at the path.
+        settings: of the pieces.
+        root: the cache folder.
+        folder: of the set, on disk or in a bucket.
+        prepare_long: whether to make it if that takes more than half an hour or the free disk.
+    """
+
+    path: str
+    flag: str
+    videos: list[VideoFile]
+    settings: Settings
+    root: Path
+    folder: str
+    prepare_long: bool
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        flag: str,
+        needed: Settings,
+        root: Path,
+        say: Say,
+        prepare_long: bool,
+        bucket: str | None,
+    ) -> "CachedSet":
+        """Returns the set that a run uses, complete or not; for arguments, see :func:`of_path`.
+
+        That is a complete set on disk that is made of the same videos and has pieces of enough
+        size, length, and quality. Of several, it is the one with just the settings that are needed,
+        or else the oldest, so that sets that are made later do not change a run that resumes.
+        """
+        videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
+        sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
+        folders = folder_in(root)
+        name = f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
+        wanted = folders / name
+        made = folders.glob(f"{sources}-*")
+        for other in sorted(made, key=lambda one: (one != wanted, _finished_ns(one), one.name)):
+            settings = _settings(other)
+            if settings is not None and settings.covers(needed) and _is_complete(other):
+                return cls(path, flag, videos, settings, root, str(other), prepare_long)
+        folder = str(wanted) if bucket is None else f"{bucket}/{folders.name}/{name}"
+        return cls(path, flag, videos, needed, root, folder, prepare_long)
+
+    def is_complete(self) -> bool:
+        """Returns whether the set is made."""
+        if addresses.is_address(self.folder):
+            return _settings(self.folder) is not None and _is_finished(self.folder)
+        return _is_complete(Path(self.folder))
+
+    @functools.cached_property
+    def plan(self) -> "Plan":
+        """Returns what it takes to make it."""
+        return Plan.of(self.videos, self.settings)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Implements :attr:`jaxtrain.data.contract.Preparation.estimate`."""
+        plan = self.plan
+        frames = f"{plan.frames:,.0f} frames"
+        what = f"{formats.counted(plan.videos, 'video')} ({frames})"
+        return Estimate(what, plan.core_s, plan.out_bytes)
+
+    def begin(self, processes: int = 1) -> None:
+        """Makes the folder, on disk with the tars of an earlier set of the same source.
+
+        Args:
+            processes: how many make parts of it, each with as many cores as this one.
+
+        Raises:
+            InputError: it takes more than half an hour, or more than the free disk.
+        """
+        if not self.prepare_long:
+            self.plan.check(self.path, self.flag, self.settings, self.folder, processes)
+        if addresses.is_address(self.folder):
+            return
+        folder, source = Path(self.folder), addresses.public(self.path)
+        if not folder.exists():
+            _link_tars_of_same_source(source, self.settings, self.root, folder)
+        _mark_used(folder, source)
+
+    def make(self, say: Say, part: resumable.Part = resumable.ALL, sharing: int = 1) -> None:
+        """Makes it, or a part.
+
+        Args:
+            say: prints a message.
+            part: which tars to make.
+            sharing: number of processes that share the cores of this host for this.
+        """
+        shown, plan = addresses.public(self.path), self.plan
+        if part.index == 0:
+            say(f"{self.flag} {shown}: cutting {plan} into {addresses.public(self.folder)} (once)")
+        small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
+        cores = max(1, limits.cores() // sharing)
+        engine = Threads(cores) if small else Processes(cores, say)
+        with worker_process.started_by_us():
+            prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
+
+    def opened(self, say: Say) -> Opened:
+        """Opens it once it is complete; of a bucket, after fetching it."""
+        folder = _local(self.folder, self.flag, self.root, say)
+        if not addresses.is_address(self.folder):
+            _mark_used(folder, addresses.public(self.path))
+        return _opened(folder, self.path, self.flag, self.settings)
 
 
 def _link_tars_of_same_source(source: str, needed: Settings, root: Path, folder: Path) -> None:
@@ -255,11 +355,15 @@ def _finished_ns(folder: Path) -> int:
 
 
 def _is_complete(folder: Path) -> bool:
+    return _is_finished(folder) and record.read(folder / resumable.FINISHED) is not None
+
+
+def _is_finished(folder: Path | str) -> bool:
     try:
         resumable.check_complete(folder)
     except InputError:
         return False
-    return record.read(folder / resumable.FINISHED) is not None
+    return True
 
 
 def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
@@ -383,17 +487,19 @@ class Plan:
             f"{formats.counted(limits.cores(), 'core')}, {formats.size(self.out_bytes)})"
         )
 
-    def check(self, path: str, flag: str, settings: Settings, folder: Path) -> None:
+    def check(self, path: str, flag: str, settings: Settings, folder: str, processes: int) -> None:
         """Checks that making the set is short enough to do it at the start of a run.
 
         Raises:
             InputError: it takes more than half an hour, or more than the free disk.
         """
-        above = next(place for place in folder.parents if place.exists())
-        free = shutil.disk_usage(above).free
-        if self.seconds <= _LONGEST_S and self.out_bytes <= free:
+        above, free = "", math.inf
+        if not addresses.is_address(folder):
+            above = str(next(place for place in Path(folder).parents if place.exists()))
+            free = shutil.disk_usage(above).free
+        if self.seconds / processes <= MOST_PREPARATION_S and self.out_bytes <= free:
             return
-        why = f"more than {_LONGEST_S // 60} minutes"
+        why = f"more than {MOST_PREPARATION_S // 60} minutes"
         if self.out_bytes > free:
             why = f"more than the {free / 2**30:.2g} GiB that are free at {above}"
         raise InputError(

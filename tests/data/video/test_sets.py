@@ -732,11 +732,7 @@ def test_a_validation_clip_is_in_the_middle_of_all(tmp_path: Path) -> None:
 def test_a_set_in_a_bucket_is_fetched_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bucket(url: str) -> Bucket:
-        folder = tmp_path / "buckets" / url.removeprefix("s3://")
-        return Bucket(url, LocalStore(folder, mkdir=True))
-
-    monkeypatch.setattr(bucket_folders, "opened", bucket)
+    fake_buckets(tmp_path / "buckets", monkeypatch)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "scratch"))
     prepared(data, tmp_path / "out")
     local = opened(tmp_path / "out", tmp_path / "cache", convert_on="host")
@@ -760,9 +756,72 @@ def test_a_set_in_a_bucket_is_fetched_once(
     sets.prepare(found, url, SMALL, engine=ONE, say=lambda line: None)
     changed = opened(f"{url}/", tmp_path / "cache")
     assert changed.train.fingerprint != remote.train.fingerprint
-    bucket(url).delete([".jobs/complete.json"])
+    bucket_folders.opened(url).delete([".jobs/complete.json"])
     with pytest.raises(InputError, match=f"{url} is incomplete"):
         opened(url, tmp_path / "cache")
+
+
+def fake_buckets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps buckets in folders of a folder."""
+
+    def bucket(url: str) -> Bucket:
+        return Bucket(url, LocalStore(folder / url.removeprefix("s3://"), mkdir=True))
+
+    monkeypatch.setattr(bucket_folders, "opened", bucket)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_processes_each_make_a_part_of_a_set(
+    data: Path,
+    tmp_path: Path,
+    cuts: list[str],
+    alone: None,
+    monkeypatch: pytest.MonkeyPatch,
+    in_bucket: bool,
+) -> None:
+    """Before they open it: then nothing is left to cut, and all open the same."""
+    fake_buckets(tmp_path / "buckets", monkeypatch)
+    whole = opened(data, tmp_path / "whole")
+    cuts.clear()
+    config = video.Config(
+        path=str(data),
+        batch_size=2,
+        convert_on="host",
+        cache_dir="s3://bucket/cache" if in_bucket else str(tmp_path / "cache"),
+    )
+
+    def say(line: str) -> None:
+        pass
+
+    parts = []
+    for index in range(2):
+        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"disk-{index}"))  # with a bucket
+        (missing,) = config.to_prepare(sample.MODEL, say)
+        if index == 0:
+            missing.begin(2)
+        missing.make(say, resumable.Part(index, 2), 2)
+        parts.append(sorted(cuts))
+        cuts.clear()
+    assert all(len(part) == 4 for part in parts)
+    assert sorted(parts[0] + parts[1]) == [f"{n}.mp4" for n in range(8)]
+    for index in range(2):
+        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"disk-{index}"))
+        assert config.to_prepare(sample.MODEL, say) == []
+        sources = config.open(sample.MODEL, seed=0, say=say)
+        assert sources.train.fingerprint == whole.train.fingerprint
+        sources.train.example(0, np.random.default_rng(0))
+    assert not cuts
+
+
+def test_a_run_alone_keeps_its_set_in_the_bucket_of_its_cache(
+    data: Path, tmp_path: Path, cuts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rented machine does not cut again."""
+    fake_buckets(tmp_path / "buckets", monkeypatch)
+    for machine in range(2):
+        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"disk-{machine}"))
+        opened(data, "s3://bucket/cache")
+        assert len(cuts) == 8
 
 
 def test_a_run_cuts_only_videos_that_have_changed(
