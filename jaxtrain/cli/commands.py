@@ -551,6 +551,7 @@ class Compare(OfConfig, Json):
 
     usages = (
         'compare NAME --change "--section.field VALUE ..." [flags] [--section.field VALUE ...]',
+        "compare NAME --change-code REV [flags] [--section.field VALUE ...]",
         "compare NAME_A NAME_B [flags] [--section.field VALUE ...]",
         "compare RUN_A RUN_B [RUN_A RUN_B ...] [flags]",
     )
@@ -561,6 +562,9 @@ class Compare(OfConfig, Json):
     change: Annotated[tuple[str, ...], "FIELDS"] = ()
     """fields that side b changes, in quotes: "--optim.peak_lr 2e-3"; repeat it for further changes,
     each a side of its own: they share the runs of a"""
+    change_code: Annotated[tuple[str, ...], "REV"] = ()
+    """side b trains with the code of this commit of the checkout that has the config; repeat it for
+    further ones"""
     metric: Annotated[str | None, "NAME"] = None
     """metric of the last validation (default: checkpoint.best_metric)"""
     practical: Annotated[float | None, "D", Bounds(above=0)] = None

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtrain import comparison, terminal
 from jaxtrain.cli import command_line, commands
 from jaxtrain.comparison import experiment, report
+from jaxtrain.comparison.code import Code
 from jaxtrain.comparison.side import Side
 from jaxtrain.config import files
 from jaxtrain.errors import InputError
@@ -43,7 +44,7 @@ def main(flags: commands.Compare) -> int:
 
 
 def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Comparison:
-    if flags.overrides or flags.change:
+    if flags.overrides or flags.change or flags.change_code:
         raise InputError("compare of runs that exist changes no fields: drop them")
     if len(folders) % 2:
         raise InputError(
@@ -70,16 +71,20 @@ def _trained(
             f"compare takes two configs, not {len(names)}: {' '.join(names)}; or pairs of run "
             "directories that exist"
         )
-    if len(names) == 1 and not flags.change:
+    if len(names) == 1 and not flags.change and not flags.change_code:
         raise InputError(
-            f'what is compared with {names[0]}? Add --change "--section.field VALUE", or another '
-            "config"
+            f'what is compared with {names[0]}? Add --change "--section.field VALUE", '
+            "--change-code REV, or another config"
         )
-    changes = [shlex.split(change) for change in flags.change] or [[]]
-    sides = [
-        Side(name, (*flags.overrides, *change), shlex.join([name, *flags.overrides, *change]))
-        for name, change in [(names[0], list[str]()), *((names[-1], change) for change in changes)]
-    ]
+
+    def side(name: str, change: list[str], revision: str = "") -> Side:
+        words = [name, *flags.overrides, *change]
+        shown = shlex.join(words) + (f" (code of {revision})" if revision else "")
+        return Side(name, tuple(words[1:]), shown, Code.of(name, revision) if revision else None)
+
+    changed = [side(names[-1], shlex.split(change)) for change in flags.change]
+    changed += [side(names[-1], [], revision) for revision in flags.change_code]
+    sides = [side(names[0], []), *(changed or [side(names[-1], [])])]
     question = experiment.Question(
         sides=tuple(sides),
         metric=flags.metric,

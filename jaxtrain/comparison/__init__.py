@@ -1,5 +1,7 @@
 """Tells whether a change is better: pairs of runs, and an interval valid after each of them."""
 
+import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Sequence
@@ -58,7 +60,19 @@ def run(
     mesh = config.load(question.sides[0].config, question.sides[0].overrides).mesh
     say(f"comparing in {folder}; reading the configs, the data, and the code")
     words = [one.words for one in question.sides]
-    with runs.Trainer(os.environ, question.simulate_devices, say) as trainer:
+    with (
+        contextlib.ExitStack() as stack,
+        runs.Trainer(os.environ, question.simulate_devices, say) as trainer,
+    ):
+        sides = [
+            one
+            if one.code is None
+            else dataclasses.replace(
+                one, code=stack.enter_context(one.code.checked_out(folder / "code"))
+            )
+            for one in question.sides
+        ]
+        question = dataclasses.replace(question, sides=tuple(sides))
         made = experiment.Experiment(
             question,
             folder.absolute(),

@@ -79,7 +79,7 @@ class Question:
                     "words": side.words,
                     "config": side.config,
                     "overrides": list(side.overrides),
-                    "code": None if side.code is None else side.code.name,
+                    "code": None if side.code is None else side.code.commit,
                 }
                 for side in self.sides
             ],

@@ -204,7 +204,7 @@ class Trainer:
             RunAgain: a temporary failure.
         """
         asked = {
-            "config": side.config,
+            "config": side.config_there,
             "overrides": [*side.overrides],
             "side": label,
             "simulate_devices": self._simulate_devices,
@@ -213,7 +213,7 @@ class Trainer:
         found: dict[str, Any] = {}
         try:
             for message in self._messages(
-                _EXAMINE, asked, side.code, None, lambda: f"examining side {label}"
+                _EXAMINE, asked, side.folder, None, lambda: f"examining side {label}"
             ):
                 if "say" in message and message["say"].startswith("warning"):
                     self._say(message["say"])
@@ -241,7 +241,14 @@ class Trainer:
             Failed: the run cannot end well, and has not diverged.
             RunAgain: the comparison was stopped, or the run had temporary failures only.
         """
-        arguments = ["--config", side.config, *side.overrides, *facts.length, "--seed", str(seed)]
+        arguments = [
+            "--config",
+            side.config_there,
+            *side.overrides,
+            *facts.length,
+            "--seed",
+            str(seed),
+        ]
         arguments += ["--output-dir", str(directory), "--resume", "latest"]
         if self._simulate_devices is not None:
             arguments += ["--simulate-devices", str(self._simulate_devices)]
@@ -253,7 +260,7 @@ class Trainer:
         why = ""
         for _ in range(TRIES):
             try:
-                code, why = self._once(arguments, side.code, gpus, progress)
+                code, why = self._once(arguments, side.folder, gpus, progress)
             except InputError as error:
                 if has_ended(directory):  # bad steps are an error, too
                     return

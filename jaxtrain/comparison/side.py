@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxtrain.comparison.code import Code
 from jaxtrain.errors import InputError
 
 At = Literal["steps", "flops"]
@@ -36,13 +37,23 @@ class Side:
         config: a name, or the path of a .py file.
         overrides: of its fields, as typed.
         words: what it is, for people.
-        code: the folder with the code of another commit; None for the code of this process.
+        code: the commit whose code it is; None for the code of this process.
     """
 
     config: str
     overrides: tuple[str, ...]
     words: str
-    code: Path | None = None
+    code: Code | None = None
+
+    @property
+    def config_there(self) -> str:
+        """Returns what its config is called where its code is."""
+        return self.config if self.code is None else self.code.path_of(self.config)
+
+    @property
+    def folder(self) -> Path | None:
+        """Returns the folder of its code; None for the code of this process."""
+        return None if self.code is None else self.code.folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
