@@ -255,7 +255,7 @@ def compare(
             keep_checkpoints=keep_checkpoints,
             simulate_devices=simulate_devices,
         )
-        (answer,) = comparison.run(
+        (answer,) = comparison.compare(
             question,
             None if output_dir is None else expanded(output_dir),
             None if runs is None else expanded(runs),

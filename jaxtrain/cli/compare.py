@@ -98,5 +98,5 @@ def _trained(
     )
     folder = flags.output_dir or experiment.default_folder(question)
     with command_line.resumable("runs"):
-        answers = comparison.run(question, folder, flags.runs, terminal.out)
+        answers = comparison.compare(question, folder, flags.runs, terminal.out)
     return folder, list(answers)

@@ -33,7 +33,7 @@ def seconds_of(typed: str | None) -> float | None:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def run(
+def compare(
     question: "Question", output_dir: Path | None, runs_dir: Path | None, say: Say
 ) -> "Sequence[Comparison]":
     """Compares a config with changes, and writes ``compare.json`` and the report after each pair.
@@ -54,10 +54,15 @@ def run(
     from jaxtrain.comparison import experiment, report, runs, side
 
     folder = output_dir or experiment.default_folder(question)
-    for label, one in zip(question.labels, question.sides, strict=True):
-        if one.code is None:  # errors at once; those of other code come from its own process
-            side.check(config.load(one.config, one.overrides), question.metric, label)
-    mesh = config.load(question.sides[0].config, question.sides[0].overrides).mesh
+    # Errors at once. Those of a config of other code come from the process that has this code.
+    loaded = [config.load(one.config, one.overrides) for one in question.sides if one.code is None]
+    for label, run in zip(question.labels, loaded, strict=False):
+        side.check(run, question.metric, label)
+        if run.seed != loaded[0].seed:
+            raise InputError(
+                f"the sides of a pair share their seed, but side {label} has seed {run.seed}, and "
+                f"a {loaded[0].seed}: change other fields"
+            )
     say(f"comparing in {folder}; reading the configs, the data, and the code")
     words = [one.words for one in question.sides]
     with (
@@ -78,7 +83,7 @@ def run(
             folder.absolute(),
             (runs_dir or folder / "runs").absolute(),
             trainer,
-            runs.slots(mesh, question.simulate_devices),
+            runs.slots(loaded[0].mesh, question.simulate_devices),
             say,
             lambda answers: report.write(answers, words, folder.absolute() / report.NAME),
         )

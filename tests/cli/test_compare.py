@@ -101,6 +101,31 @@ def test_edits_of_code_and_data_are_noticed_and_docstrings_are_not(tmp_path: Pat
     assert "side b: the data changed since an earlier comparison" in said
 
 
+@pytest.mark.long
+def test_a_side_trains_with_the_code_of_another_commit(tmp_path: Path) -> None:
+    program.write_corpus(tmp_path)
+    own = tmp_path / "own.py"
+
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        ended = program.execute(tmp_path, "git", *who, *arguments)
+        assert ended.returncode == 0, ended.stderr
+
+    git("init", "-q")
+    for ff in (48, 64):
+        own.write_text(OWN.replace("FF = 64", f"FF = {ff}"))
+        git("add", "own.py")
+        git("commit", "-q", "-m", str(ff))
+    asked = ["compare", "own.py", *VALIDATED, "--metric", "val/loss", "--pairs", "1"]
+    asked += ["--runs", "shared", "--json", "answer.json"]
+    ended = program.run(tmp_path, *asked, "--change-code", "HEAD~1", "--change-code", "HEAD")
+    assert ended.returncode == 21, ended.stderr  # one is identical
+    other, same = json.loads((tmp_path / "answer.json").read_text())["answers"]
+    assert (other["verdict"], same["verdict"]) == ("undecided", "identical")
+    assert other["pairs"][0]["a"] == same["pairs"][0]["b"]
+    assert not list(tmp_path.glob("output/compare/*/code/*"))
+
+
 def training(folder: Path) -> list[str]:
     """Returns the processes that hold the lock of a run."""
     return [held for path in folder.glob("runs/*/") if (held := lock.holder(path))]
