@@ -2,8 +2,7 @@
 
 The same as `mlm_h200_8`, which also fits these smaller GPUs.
 
-Guide: docs/guides/masked-lm.md. A specialist would change what `mlm_h200_8` names: the learning
-rate.
+Guide: docs/guides/masked-lm.md. A specialist would start from these values.
 
     jaxtrain train mlm_a10_8 --data.path TEXT
 """

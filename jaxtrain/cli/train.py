@@ -8,10 +8,12 @@ import itertools
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxtrain.distributed.signals import StopSignals
-from jaxtrain.errors import InputError
+from jaxtrain.errors import INTERRUPTED, InputError, Stopped
 from jaxtrain.storage import addresses
+from jaxtrain.xla.subprocess_worker import Send
 
 Groups = Mapping[str, Mapping[str, str]]
 """Task -> command -> one line of help."""
@@ -69,6 +71,29 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     )
     preflight.refuse(run, typed, problems)
     return session.start(run, typed, signals)
+
+
+def in_worker(request: dict[str, Any], send: Send) -> None:
+    """Trains in a process of its own, for ``compare``; sends ``{"code": exit code}``.
+
+    Args:
+        request: ``arguments``, as of the command line.
+        send: receives the message.
+
+    Raises:
+        InputError: wrong use or input.
+        RunAgain: something outside of jaxtrain is full or temporarily missing.
+    """
+    from jaxtrain.jobs import worker_process
+
+    with worker_process.started_by_us(), StopSignals() as signals:
+        try:
+            code = main(request["arguments"], signals, {})
+        except Stopped as stopped:
+            code = stopped.code
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+    send({"code": code})
 
 
 def all_flags() -> list[str]:

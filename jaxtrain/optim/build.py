@@ -69,7 +69,8 @@ def make_optimizer(
     Each parameter has state only in its own group: two float32 numbers per element for AdamW, one
     for Muon.
 
-    AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate.
+    AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate, or
+    with ``optim.decouple_lr`` by the rate as a fraction of its peak.
 
     Args:
         settings: which optimizers, their other constants, and clipping.

@@ -4,7 +4,7 @@ The compiled step receives them as an argument, so that runs of other lengths, r
 the same program. Each is a number of the config times a function of ``s``, the number of completed
 steps. ``T`` is the length of the run and ``w`` that of the linear warm-up, in steps:
 
-- warm-up: ``s / w``, so the first step has rate zero, as in the programs that this one replaces;
+- warm-up: ``(s + 1) / w``, so the first step has a rate, and step ``w`` the peak;
 - cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
 - linear: ``1 - p``;
 - constant: 1;
@@ -12,7 +12,7 @@ steps. ``T`` is the length of the run and ``w`` that of the linear warm-up, in s
   ``warmdown_to`` over the last ``d`` steps.
 
 After ``T`` the rate stays as at ``T``. The cosine and linear forms are those of
-``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's.
+``diffusers.get_scheduler`` and ``transformers``, warm-up and trapezoid are nanochat's.
 
 All processes must pass equal bits. So this file uses only ``+ - * /`` and square roots of float64,
 which IEEE 754 rounds in one way, and no cosine of a C library.
@@ -107,13 +107,14 @@ class Schedule:
         settings, factor = self._settings, self._factor(done)
         of = {
             _RECORDED: GroupScalars(self.learning_rate(done)),
-            ADAMW: GroupScalars(settings.peak_lr * factor, settings.weight_decay),
+            ADAMW: GroupScalars(settings.peak_lr * factor, self._decay(settings.peak_lr)),
         }
         for label, role in self._roles.items():
             assert settings.muon is not None, "only then there are roles"
-            rate = peak_of_role(role, settings.muon) * factor
+            peak_lr = peak_of_role(role, settings.muon)
+            rate = peak_lr * factor
             if role.role == "matrix":
-                decay = settings.weight_decay
+                decay = self._decay(peak_lr)
                 if settings.muon.cautious_decay:
                     decay *= half_cosine(min(done / self._total, 1.0))
                 of[label] = GroupScalars(rate, decay, self._momentum(settings.muon, done))
@@ -153,7 +154,7 @@ class Schedule:
     def _factor(self, done: int) -> float:
         """Returns the rate after ``done`` steps as a fraction of the peak."""
         if done < self._warmup:
-            return done / self._warmup
+            return (done + 1) / self._warmup
         settings = self._settings
         done = min(done, self._total)
         left = (self._total - done) / (self._total - self._warmup)
@@ -167,13 +168,19 @@ class Schedule:
         shape = down if settings.warmdown_shape == "linear" else math.sqrt(down)
         return 1 + (settings.warmdown_to - 1) * shape
 
+    def _decay(self, peak_lr: float) -> float:
+        """Returns the decay that the rate multiplies."""
+        settings = self._settings
+        return settings.weight_decay / peak_lr if settings.decouple_lr else settings.weight_decay
+
     def _momentum(self, muon: config.Muon, done: int) -> float:
+        """Returns the smaller of the rise and the fall."""
         share = min(done / max(muon.momentum_steps, 1), 1.0)
         risen = (1 - share) * muon.first_momentum + share * muon.momentum
-        down = self._down(done)
-        if muon.last_momentum is None or not down:
+        if muon.last_momentum is None:
             return risen
-        return (1 - down) * muon.momentum + down * muon.last_momentum
+        down = self._down(done)
+        return min(risen, (1 - down) * muon.momentum + down * muon.last_momentum)
 
     def _down(self, done: int) -> float:
         """Returns the fraction of the warm-down that is complete."""

@@ -66,6 +66,7 @@ def first_state(
         fingerprint=meta.fingerprint,
         settings=meta.config,
         versions=meta.versions,
+        code=meta.code,
         say=say,
     )
     same_run.check_file_weights(shown, saved["file_weights"], meta.file_weights)

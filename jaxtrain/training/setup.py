@@ -32,7 +32,7 @@ from jaxtrain.data import pipeline, worker_count
 from jaxtrain.data.contract import Preparation
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
-from jaxtrain.distributed import process_group
+from jaxtrain.distributed import consistency, process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
@@ -332,6 +332,11 @@ class OpenedData:
     broken_file_limit: BrokenFileLimit
     init_from: str | None
 
+    @property
+    def digest(self) -> str:
+        """Returns a digest of the examples of both splits."""
+        return digest_of_data(self.sources)
+
 
 def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> OpenedData:
     """Opens the data, and downloads the initial parameters of a new run.
@@ -478,6 +483,7 @@ def open_batches(
         prefetch=run.data.prefetch,
         quarantine=quarantine,
         continues=True,
+        index_limits=run.model.index_limits(),
     )
 
 
@@ -512,6 +518,7 @@ def evaluator_of(
         seed=run.seed,
         threads=threads,
         quarantine=quarantine,
+        index_limits=run.model.index_limits(),
     )
     evaluator = Evaluator(
         setup.definition,
@@ -526,6 +533,11 @@ def evaluator_of(
     check_best_metric(run.checkpoint, names)
     check_gates(run.loop, names)
     return evaluator
+
+
+def digest_of_data(sources: Sources) -> str:
+    """Returns a digest of the examples of both splits."""
+    return cache.digest(sources.train.fingerprint, sources.val.fingerprint)
 
 
 def what_validates(run: config.Run, sources: Sources) -> str:
@@ -620,7 +632,8 @@ def open_step(
     stack.callback(batches.close)
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
     with log.phases.within("compile"):
-        step = compile_in_all_processes(built, flags, log)
+        code = consistency.digest_of(first.meta.code)
+        step = compile_in_all_processes(built, flags, log, code, data.digest)
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
@@ -762,7 +775,9 @@ def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callabl
     return action
 
 
-def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> TrainStep:
+def compile_in_all_processes(
+    setup: StepSetup, flags: RunFlags, log: RunLog, code: str = "", data: str = ""
+) -> TrainStep:
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
@@ -771,6 +786,8 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
         setup: of the step.
         flags: of the run.
         log: of the run.
+        code: digest of the source files, to be recorded.
+        data: digest of both splits, to be recorded.
     """
     began = time.perf_counter()
     traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
@@ -783,6 +800,8 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
             cost=setup.cost(traced, compiled),
             state_bytes=bytes_per_device(setup.target),
             params=parameter_count(setup.definition.params),
+            code=code,
+            data=data,
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)

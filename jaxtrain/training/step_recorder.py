@@ -14,7 +14,7 @@ from jaxtrain.config import run_length
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
-from jaxtrain.errors import InputError
+from jaxtrain.errors import BadSteps
 from jaxtrain.models.contract import Batch
 from jaxtrain.optim.build import rate_flag
 from jaxtrain.telemetry import hardware
@@ -152,7 +152,7 @@ class StepRecorder:
             batch: of it.
 
         Raises:
-            InputError: a bad step at which the config stops the run.
+            BadSteps: a bad step at which the config stops the run.
         """
         self._flush("ahead")
         self._pending = _Pending(metrics, self._seen, ids.tolist(), batch)
@@ -165,7 +165,7 @@ class StepRecorder:
             self.flush()
         if self._is_last_bad():
             self._report_bad_count()
-            raise InputError(
+            raise BadSteps(
                 f"{self._last_bad}; see bad_steps.jsonl: resume from the newest checkpoint with "
                 f"--resume latest; {self.advice(state)}"
             )

@@ -30,10 +30,10 @@ B1 = "--change '--optim.b1 0.8'"
             "side a has no validation: set --loop.eval_every",
         ),
         (
-            f"compare demo_mlm {TINY} --loop.eval_every 4 --loop.steps None --loop.epochs 1 "
-            f"--at time {B1} --metric val/loss",
-            "--at time needs the length of side a in steps",
+            f"compare demo_mlm {TINY} --loop.eval_every 4 {B1} --metric val/loss --fit-time 5",
+            "--fit-time 5: use a duration such as 90s, 5m, or 1.5h",
         ),
+        ("compare demo --change-code no-such-branch", "no-such-branch: "),
         ("compare /tmp /tmp /tmp", "compare takes pairs of runs, but 3 folders are given"),
         (f"compare /tmp /tmp {B1}", "compare of runs that exist changes no fields"),
         ("configs shwo", "configs: unknown action 'shwo'; did you mean show?"),

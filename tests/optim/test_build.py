@@ -32,7 +32,7 @@ def settings(schedule: str = "cosine", **changes: object) -> config.Optim:
 def by_hand(name: str, s: int, w: int, total: int, warmdown: int) -> float:
     """Computes the formulas in plain Python."""
     if s < w:
-        return PEAK * s / w
+        return PEAK * (s + 1) / w
     s = min(s, total)
     p = (s - w) / (total - w)
     if name == "cosine":
@@ -65,7 +65,10 @@ def test_rates_are_the_exact_ones_in_float32(warmup: int, total: int) -> None:
     """
     schedule = Schedule(settings("cosine", warmup_steps=warmup), total)
     optax_rate = optax.join_schedules(
-        [optax.linear_schedule(0, PEAK, warmup), optax.cosine_decay_schedule(PEAK, total - warmup)],
+        [
+            optax.linear_schedule(PEAK / max(warmup, 1), PEAK, max(warmup - 1, 1)),
+            optax.cosine_decay_schedule(PEAK, total - warmup),
+        ],
         [warmup],
     )
     steps = np.linspace(0, total, min(total, 500) + 1).astype(int)
@@ -180,6 +183,31 @@ def test_matrices_and_kernels_decay_except_embeddings() -> None:
     assert decayed(wte=config.Role(prefix="embed.", role="embedding")) == {"block.kernel"}
     assert decayed(head=config.Role(prefix="block.", role="unembedding")) == {"embed.table"}
     assert decayed(all=config.Role(prefix="block.", role="matrix")) == decayed()
+
+
+@pytest.mark.parametrize("muon", [None, config.Muon(peak_lr=0.02)])
+@pytest.mark.parametrize("decouple_lr", [False, True])
+def test_the_decay_of_a_run_is_its_sum_over_the_schedule(
+    muon: config.Muon | None, decouple_lr: bool
+) -> None:
+    """The decay per step, whatever the peak rate, or times the rate."""
+    some = settings(
+        "trapezoid", warmup_steps=4, warmdown_fraction=0.25, weight_decay=0.1, peak_lr=8e-4
+    )
+    some = dataclasses.replace(some, muon=muon, decouple_lr=decouple_lr, max_grad_norm=None)
+    groups = {"matrices": config.Role(prefix="blocks.", role="matrix", scale=0.5)}
+    params = {"blocks.up": jnp.ones((4, 4))}
+    optimizer = build.make_optimizer(some, params, groups)
+    zeros, state = jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    schedule = Schedule(some, 40, groups)
+    for done in range(40):
+        updates, state = update(zeros, state, params, scalars=schedule.at(done))
+        params = {name: params[name] + updates[name] for name in params}
+    peak = 8e-4 if muon is None else 0.5 * 0.02
+    fraction = Schedule(dataclasses.replace(some, muon=None, peak_lr=1.0), 40).learning_rate
+    steps = [1 - 0.1 * (1 if decouple_lr else peak) * fraction(s) for s in range(40)]
+    np.testing.assert_allclose(params["blocks.up"], math.prod(steps), rtol=1e-5)
 
 
 @pytest.mark.parametrize("muon", [None, config.Muon()])

@@ -118,6 +118,16 @@ def test_momentum_falls_during_the_warm_down() -> None:
     assert found == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.9])
 
 
+def test_momentum_does_not_jump_when_the_warm_down_begins_before_its_rise_ends() -> None:
+    """As in the config demo_gpt."""
+    momenta = config.Muon(momentum=0.97, momentum_steps=100, last_momentum=0.9)
+    some = optim_of(momenta, schedule="trapezoid", warmdown_fraction=0.65)
+    schedule = Schedule(some, 200, ROLES)
+    found = np.array([schedule.at(n)["matrices"].momentum for n in range(201)])
+    assert found[[0, 70, 71, 200]] == pytest.approx([0.85, 0.934, 0.9352, 0.9], abs=1e-6)
+    assert np.abs(np.diff(found)).max() < 0.0013  # 0.12 / 100: the rise
+
+
 def test_cautious_decay_applies_where_update_and_parameter_agree_and_ends_at_zero() -> None:
     cautious = dataclasses.replace(SETTINGS, cautious_decay=True)
     params, grads = matrices(1), matrices(2)
