@@ -13,7 +13,7 @@ from jaxtrain.planning.cards import Card
 from jaxtrain.sharding import make_mesh
 from jaxtrain.telemetry.hardware import Driver
 from jaxtrain.training import setup, step_setup
-from jaxtrain.training.state import total_bytes
+from jaxtrain.training.state_size import total_bytes
 from jaxtrain.training.step_setup import StepSetup
 
 _ONE_DEVICE = config.Mesh(data=1, fsdp=1, shard="none")

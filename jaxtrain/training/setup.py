@@ -61,7 +61,8 @@ from jaxtrain.training.save_policy import (
     describe,
     patience_over,
 )
-from jaxtrain.training.state import State, bytes_per_device, parameter_count
+from jaxtrain.training.state import State
+from jaxtrain.training.state_size import bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
