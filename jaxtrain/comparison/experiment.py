@@ -643,8 +643,8 @@ def of_existing(
             )
         if seeds[0] in [pair.seed for pair in pairs]:
             raise InputError(
-                f"{paths[0]} has seed {seeds[0]}, as a pair before it: a repeated run is no new "
-                "evidence; each pair needs a seed of its own (--seed)"
+                f"{paths[0]} has seed {seeds[0]}, as a pair before it, and a repeated run adds "
+                "nothing; each pair needs a seed of its own (--seed)"
             )
         if not sides:
             sides = tuple(dict(run.config) for run in read)

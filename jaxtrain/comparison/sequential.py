@@ -118,7 +118,7 @@ def looks_symmetric(differences: Sequence[float] | np.ndarray) -> bool:
 
     It counts in which triples of them the middle one is nearer to the smallest than to the largest
     (Randles, Fligner, Policello, and Wolfe, https://doi.org/10.1080/01621459.1980.10477439), and
-    takes at most the last 60. It finds 5% of normal samples not symmetric, and is no promise for
+    takes at most the last 60. It finds 5% of normal samples not symmetric, and may miss
     others: a side that rarely collapses looks symmetric until it does.
     """
     given = np.asarray(differences, np.float64)[-_MOST_IN_TRIPLES:]
