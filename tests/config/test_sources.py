@@ -494,7 +494,8 @@ NANOCHAT_2026 = Recipe(
     },
     differs={
         "depth": (
-            "model.depth", [12, 24],
+            "model.depth",
+            [12, 24],
             "the depth that the rules refer to, and the speed run's",
         ),
         "target_param_data_ratio": ("loop.steps", [2520, 5568], "12, and 8 as in the speed run"),
