@@ -73,7 +73,7 @@ METRICS = {
     ),
     "ssim": _quality(
         "max",
-        "structural similarity of the reconstruction",
+        "structural similarity of the reconstruction (Gaussian windows, sigma 1.5)",
         title="SSIM",
         groups=_VALIDATION,
         models=_VIDEO,
