@@ -26,7 +26,7 @@ import numpy as np
 from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.source import Source
+from jaxtrain.data.source import Source, Validated
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.sharding import local_rows
@@ -273,6 +273,15 @@ class ValidationBatches:
 
     def __len__(self) -> int:
         return len(self._rows) // self._rows.rows_per_batch
+
+    @property
+    def chosen(self) -> Validated:
+        """Returns the examples."""
+        return self._rows.chosen
+
+    def groups(self, batch: int) -> np.ndarray:
+        """Returns the group of each row of a global batch, such as its video; -1 for none."""
+        return self._rows.groups(batch)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Yields one batch at a time: a caller that stops early has loaded only what it used."""

@@ -7,7 +7,7 @@ Order, epochs and substitutes belong to :mod:`jaxtrain.data.sampler`, batches an
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,9 @@ class Source(Protocol):
 
     A source may also have an attribute ``block``: that many successive examples, from a multiple of
     it, are read together, such as the crops of one clip. They stay together in the order, and get
-    equal random numbers.
+    equal random numbers. And it may have a method ``validated``, which chooses the examples of a
+    validation (:func:`validated`), and ``groups``, the number of parts that are independent of each
+    other, such as videos.
     """
 
     @property
@@ -50,6 +52,35 @@ def as_numbers(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 
+class Validated(NamedTuple):
+    """The examples of a validation.
+
+    Attributes:
+        indices: of the examples, int64.
+        weights: of the examples in the metrics, float32.
+        groups: number of the group of each, int64. Metrics are means over groups, so the weights of
+            a group sum up to 1.
+    """
+
+    indices: np.ndarray
+    weights: np.ndarray
+    groups: np.ndarray
+
+
+def validated(source: Source, count: int) -> Validated:
+    """Returns the examples of a validation: the source's choice, or evenly spaced over it.
+
+    Args:
+        source: the validation split.
+        count: number of examples, at most that of the split.
+    """
+    choose: Callable[[int], Validated] | None = getattr(source, "validated", None)
+    if choose is not None:
+        return choose(count)
+    indices = np.arange(count, dtype=np.int64) * len(source) // max(count, 1)
+    return Validated(indices, np.ones(count, np.float32), indices)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sources:
     """The opened data of a config.
@@ -64,6 +95,8 @@ class Sources:
             be used without the data, such as a tokenizer.
         decode: turns token ids into text.
         example_file: path of an input file, on which a user can try the model; may be empty.
+        groups: what the groups of validation examples are, such as videos; "" if each example is
+            one by itself.
     """
 
     train: Source
@@ -74,11 +107,25 @@ class Sources:
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = as_numbers
     example_file: str = ""
+    groups: str = ""
+
+    def validation(self, count: int) -> str:
+        """Says what validates.
+
+        Args:
+            count: number of examples to use, if there are as many.
+        """
+        chosen = validated(self.val, min(count, len(self.val)))
+        text = f"{len(chosen.indices):,} examples validate"
+        if not self.groups:
+            return text
+        groups = len(np.unique(chosen.groups))
+        return f"{text}, of {groups:,} {self.groups}; metrics are means over {self.groups}"
 
     @property
     def small_training(self) -> str:
         """A warning if there are more examples for validation than for training; else ""."""
-        train, val = len(self.train), len(self.val)
+        train, val = (getattr(side, "groups", len(side)) for side in (self.train, self.val))
         if val <= train:
             return ""
         return (

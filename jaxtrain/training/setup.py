@@ -412,6 +412,8 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
         lambda: data.open(model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
+    if run.loop.eval_every is not None:
+        say(sources.validation(run.loop.eval_examples))
     if sources.small_training:
         say(sources.small_training)
     process_group.check_same(

@@ -12,8 +12,8 @@ import pytest
 from planning.step_findings import COST
 
 from jaxtrain.bench import ceilings, measurement
-from jaxtrain.planning import cards, prediction
-from jaxtrain.xla import operations
+from jaxtrain.planning import prediction
+from jaxtrain.xla import cards, operations
 
 AT_ONCE, PAUSE_S = 4, 0.1
 
