@@ -31,6 +31,8 @@ _DIGITS = {"psnr": 3, "static_flicker": 3}
 _USUAL_DIGITS = 4
 _UNITS = {"psnr": "psnr (dB)"}
 
+_LONGEST_STEM = 150  # bytes
+
 
 def main(flags: commands.Evaluate) -> int:
     """Runs the command.
@@ -165,7 +167,9 @@ def _draw(worst: Sequence["Drawn"], folder: Path) -> list[Path]:
     for number, clip in enumerate(worst, start=1):
         title = f"{clip.video}, at {clip.place:.0%}"
         png = images.encode(clip.image, images.Labels(title, clip.rows)).file
-        path = folder / f"{number}-{Path(clip.video).stem}.png"
+        # A name of a file has at most 255 bytes, and that of the file in the making is longer.
+        stem = Path(clip.video).stem.encode(errors="surrogateescape")[:_LONGEST_STEM]
+        path = folder / f"{number}-{stem.decode(errors='ignore')}.png"
         atomic.write_whole(path, png)
         paths.append(path)
     return paths

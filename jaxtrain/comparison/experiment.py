@@ -71,6 +71,15 @@ class Question:
     keep_checkpoints: bool = False
     simulate_devices: int | None = None
 
+    def __post_init__(self) -> None:
+        """Checks that one of both sets the steps.
+
+        Raises:
+            InputError: both do.
+        """
+        if self.fit_s is not None and self.at != "steps":
+            raise InputError(f"--at {self.at} and --fit-time both set the steps: omit one")
+
     def to_dict(self) -> dict[str, Any]:
         """Returns what is asked, as JSON has it: not how many pairs there are."""
         return {

@@ -25,6 +25,7 @@ TRIES = 5  # of a run that ends with a temporary failure
 _BETWEEN_TRIES_S = 5.0
 _EVERY_S = 30.0  # between lines about runs that train
 _SAVES_S = 60.0  # that a run has to save when it is stopped, or when the comparison is killed
+_ENDS_S = 5.0
 _FORGET = {"step", "time"}
 _TRAIN, _EXAMINE = "jaxtrain.cli.train:in_worker", "jaxtrain.comparison.side:examine"
 _KILLED = -9
@@ -304,7 +305,9 @@ class Trainer:
         with self._lock:
             if self.stopped:
                 raise RunAgain("stopped: the same command continues")
-            worker = SubprocessWorker(function, request, variables, _SAVES_S, code)
+            # Only a run has something to save.
+            grace_s = _SAVES_S if function == _TRAIN else _ENDS_S
+            worker = SubprocessWorker(function, request, variables, grace_s, code)
             self._working[worker] = time.monotonic(), progress
         try:
             with worker:
