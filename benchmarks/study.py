@@ -94,7 +94,17 @@ def _command(question: dict[str, Any]) -> list[str]:
 def _answer(command: str, found: dict[str, Any]) -> dict[str, Any]:
     """Returns what a reader needs of a ``compare.json``."""
     commit = ["git", "-C", str(STUDIES), "rev-parse", "--short=8", "HEAD"]
-    kept = ("when", "verdict", "warnings", "metric", "better", "difference", "steps", "seconds", "pairs_needed")
+    kept = (
+        "when",
+        "verdict",
+        "warnings",
+        "metric",
+        "better",
+        "difference",
+        "steps",
+        "seconds",
+        "pairs_needed",
+    )
     return {
         "command": f"jaxtrain {command}",
         "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),

@@ -1,6 +1,7 @@
 """``compare`` on real runs; test_wrong_use.py has the questions without an answer."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import program
 import pytest
 
 import jaxtrain
-from jaxtrain.comparison import seconds_of
+from jaxtrain.comparison import fit_time
 from jaxtrain.storage import lock
 
 TINY = [*program.TINY_MLM[2:], "--loop.steps", "4", "--mesh.fsdp", "1", "--data.path", "corpus"]
@@ -169,7 +170,20 @@ def test_python_refuses_wrong_types() -> None:
 
 @pytest.mark.parametrize(("typed", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400)])
 def test_durations(typed: str, seconds: float) -> None:
-    assert seconds_of(typed) == seconds
-    assert seconds_of(None) is None
+    assert fit_time.seconds(typed) == seconds
     with pytest.raises(jaxtrain.InputError, match=r"use a duration such as 90s, 5m, or 1\.5h"):
-        seconds_of(typed.rstrip("smh"))
+        fit_time.seconds(typed.rstrip("smh"))
+
+
+@pytest.mark.long
+def test_a_run_that_fits_a_time_is_measured_once(tmp_path: Path) -> None:
+    program.write_corpus(tmp_path)
+    asked = [*program.TINY_MLM, "--mesh.fsdp", "1", "--data.path", "corpus", "--loop.steps", "9"]
+    asked += ["--fit-time", "0.2s", "--output-dir", "run", "--checkpoint.every", "2"]
+    said = program.train(tmp_path, *asked)
+    (steps,) = re.findall(r"--fit-time 0.2s: (\d+) steps of", said)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["loop"]["steps"] == int(steps)
+    again = program.run(tmp_path, *asked, "--resume", "latest")
+    assert again.returncode == 0, again.stderr
+    assert "steps of" not in again.stdout
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["loop"]["steps"] == int(steps)
