@@ -2,8 +2,7 @@
 
 Otherwise the same as `bert_base_h200_8`.
 
-Guide: docs/guides/masked-lm.md. A specialist would change what `bert_base_h200_8` names; RoBERTa's
-rate for this size is 4e-4.
+Guide: docs/guides/masked-lm.md. A specialist would take this to repeat BERT.
 
     python -m jaxtrain.main --config bert_large_h200_8 --data.path TEXT
 """

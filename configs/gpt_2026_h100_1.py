@@ -54,7 +54,7 @@ run = config.Run(
         steps=scaling.steps,
         log_every=10,
         eval_every=250,
-        eval_examples=256,
+        eval_examples=2048,  # 4.2 million tokens
         hang_timeout_s=1800.0,
     ),
     checkpoint=config.Checkpoint(every=1000, keep=3, best_metric="val/bits_per_byte"),

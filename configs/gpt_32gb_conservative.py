@@ -2,9 +2,11 @@
 
 Trains on 20 tokens per parameter, with Muon and AdamW.
 
-Guide: docs/guides/gpt.md. Rates and schedule are nanochat's (https://github.com/karpathy/nanochat),
-tuned for 524,288 tokens per step. A specialist would use as many: `--data.batch_size 336
---optim.accumulate 42`.
+Model and schedule are nanochat's of October 2025 (https://github.com/karpathy/nanochat). Its rates
+(0.02, 0.2, 0.004) are for 524,288 tokens per step; for 24,576, they are multiplied by the root of
+the ratio, as nanochat does since 2026.
+
+Guide: docs/guides/gpt.md. A specialist would start from these values.
 
     python -m jaxtrain.main --config gpt_32gb_conservative --data.path TEXT
 """
@@ -13,11 +15,13 @@ from jaxtrain import config
 from jaxtrain.data import text
 from jaxtrain.models import gpt
 
+_scale = (16 * 1536 / 2**19) ** 0.5
+
 run = config.Run(
     seed=42,
     precision="bfloat16",
     model=gpt.Config(vocab_size=65_536, sequence_length=1536, depth=12, remat="none"),
-    data=text.Causal(batch_size=16, prefetch=2),  # 24,576 tokens
+    data=text.Causal(batch_size=16, prefetch=2),
     optim=config.Optim(
         peak_lr=6e-4,  # AdamW, except embedding and output layer
         schedule="trapezoid",
@@ -29,11 +33,13 @@ run = config.Run(
         weight_decay=0.0,
         accumulate=2,  # microbatches of 8 sequences x 2
         max_grad_norm=1.0,
-        muon=config.Muon(),
+        muon=config.Muon(
+            peak_lr=0.02 * _scale, embedding_lr=0.2 * _scale, unembedding_lr=0.004 * _scale
+        ),
     ),
     mesh=config.Mesh(data=1, fsdp=1, shard="optimizer"),
     loop=config.Loop(
-        tokens_per_param=20, log_every=10, eval_every=250, eval_examples=256, hang_timeout_s=1800.0
+        tokens_per_param=20, log_every=10, eval_every=250, eval_examples=1024, hang_timeout_s=1800.0
     ),
     checkpoint=config.Checkpoint(every=1000, keep=3, best_metric="val/bits_per_byte"),
 )

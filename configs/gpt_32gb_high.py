@@ -1,20 +1,26 @@
 """GPT of depth 20, 561M parameters, sequences of 3072, on one GPU of 32 GB.
 
-Otherwise the same as `gpt_32gb_conservative`.
+Otherwise the same as `gpt_32gb_conservative`, with rates for 86,016 tokens per step.
 
-Guide: docs/guides/gpt.md. A specialist would use as many tokens per step as the rates were tuned
-for: `--data.batch_size 168 --optim.accumulate 24`.
+Guide: docs/guides/gpt.md. A specialist would start from these values.
 
     python -m jaxtrain.main --config gpt_32gb_high --data.path TEXT
 """
 
 from jaxtrain import config
 
-run = config.named("gpt_32gb_conservative").override(
+_base = config.named("gpt_32gb_conservative")
+_scale = (28 * 3072 / (16 * 1536)) ** 0.5
+
+run = _base.override(
     {
         "model.depth": 20,
         "model.sequence_length": 3072,
-        "data.batch_size": 28,  # 86,016 tokens: 7 sequences x 4
+        "data.batch_size": 28,  # 7 sequences x 4
+        **{
+            f"optim.muon.{rate}": getattr(_base.optim.muon, rate) * _scale
+            for rate in ("peak_lr", "embedding_lr", "unembedding_lr")
+        },
         # Ranked by `plan --fit`: 14 x 2 fits only with every layer rematerialized (20% more work).
         "optim.accumulate": 4,
     }

@@ -16,8 +16,10 @@ run = config.named("gpt_32gb_conservative").override(
         "model.depth": 20,
         "model.sequence_length": 2048,
         "data.batch_size": 256,
+        "optim.muon": config.Muon(),  # for 524,288 tokens
         "optim.accumulate": 2,  # 16 sequences x 8 GPUs x 2
         "mesh": config.Mesh(data=1, fsdp=8, shard="params"),
+        "loop.eval_examples": 5120,  # 10.5 million tokens
         "loop.hang_timeout_s": 3600.0,
     }
 )

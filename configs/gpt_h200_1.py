@@ -16,6 +16,8 @@ run = config.named("gpt_32gb_conservative").override(
     {
         "model.sequence_length": 2048,
         "data.batch_size": 256,
+        "optim.muon": config.Muon(),  # for 524,288 tokens
         "optim.accumulate": 4,  # microbatches of 64 sequences x 4
+        "loop.eval_examples": 5120,  # 10.5 million tokens
     }
 )

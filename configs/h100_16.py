@@ -1,8 +1,8 @@
-"""Video autoencoder, 12x480x720, on two nodes of 8 H100 (80 GB).
+"""Video autoencoder, 13x480x720, on two nodes of 8 H100 (80 GB).
 
 Differs from `h100_8` in also sharding the parameters (ZeRO-3), and needs no gradient accumulation.
 
-Guide: docs/guides/video-autoencoder.md. A specialist would change what `h100_8` names.
+Guide: docs/guides/video-autoencoder.md. A specialist would add what `h100_8` names.
 
     python -m jaxtrain.main --config h100_16 --data.path CLIPS
 """
@@ -18,7 +18,6 @@ run = config.named("h100_8").override(
         "mesh.shard": "params",
         "loop.log_every": 20,
         "loop.eval_every": 500,
-        "loop.eval_examples": 24,
         "loop.hang_timeout_s": 7200.0,
         "checkpoint.every": 1000,
     }

@@ -2,8 +2,7 @@
 
 The same as `mlm_h200_8`, which also fits these smaller GPUs.
 
-Guide: docs/guides/masked-lm.md. A specialist would change what `mlm_h200_8` names: the learning
-rate.
+Guide: docs/guides/masked-lm.md. A specialist would start from these values.
 
     python -m jaxtrain.main --config mlm_a10_8 --data.path TEXT
 """

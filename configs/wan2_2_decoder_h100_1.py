@@ -3,7 +3,7 @@
 Differs from `wan2_2_decoder_h100_8` in 32 microbatches of one clip, which need 42 GiB by the plan,
 in place of 70 with 16 of two, and take as long: 30 to 48 hours.
 
-Guide: docs/guides/video-autoencoder.md, "Fine-tune the big autoencoder". A specialist would change
+Guide: docs/guides/video-autoencoder.md, "Fine-tune the big autoencoder". A specialist would add
 what `wan2_2_decoder_h100_8` names.
 
     python -m jaxtrain.main --config wan2_2_decoder_h100_1 --data.path CLIPS --model.init_from VAE

@@ -42,7 +42,7 @@ run = config.Run(
         steps=5000,
         log_every=10,
         eval_every=250,
-        eval_examples=64,
+        eval_examples=256,
         hang_timeout_s=3600.0,
     ),
     checkpoint=config.Checkpoint(every=250, keep=3, best_metric="val/psnr"),

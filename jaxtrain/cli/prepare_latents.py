@@ -23,7 +23,7 @@ def main(flags: commands.PrepareLatents) -> int:
     if run.model.latent_shape is None:
         raise InputError(
             f"--config {flags.config} has a model that learns from no latents: use a config of the "
-            "small video autoencoder, such as taew2_2_h100_8"
+            "small video autoencoder, such as taew2_2_h100_1"
         )
     return _prepare(run, flags)
 

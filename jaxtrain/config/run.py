@@ -55,7 +55,8 @@ class Muon(bounds.Section):
     momentum: bounds.Fraction = 0.95
     """Muon momentum after the momentum warm-up."""
     first_momentum: bounds.Fraction = 0.85
-    """Muon momentum at the first step; it rises linearly to momentum."""
+    """Muon momentum at the first step; it rises linearly to momentum, unless the fall to
+    last_momentum is already below that."""
     momentum_steps: Annotated[int, bounds.Bounds(least=0)] = 300
     """Length of the momentum warm-up, in steps."""
     last_momentum: bounds.Fraction | None = None
@@ -92,7 +93,7 @@ class Optim:
     constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then decay to zero or
     optim.warmdown_to."""
     warmup_steps: int | None = None
-    """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
+    """Length of the linear warm-up, in steps; the first has a rate. Set this or warmup_fraction."""
     warmup_fraction: bounds.Fraction | None = None
     """Length of the warm-up as a fraction of all steps, rounded down. Set this or warmup_steps."""
     warmdown_fraction: bounds.ClosedFraction = 0.2
@@ -111,9 +112,13 @@ class Optim:
     """StableAdamW: divide each array's AdamW update by the RMS of its gradient, relative to the
     root of the mean of squared gradients, where that is above 1. Muon's updates are not clipped."""
     weight_decay: float = 1e-2
-    """Weight decay per step, multiplied by the learning rate, in AdamW and Muon; not applied to
-    biases, norms, and the embedding and output layer of GPT and Llama, for which model.recipe 2026
-    has values of its own."""
+    """Weight decay per step, multiplied by the learning rate (see decouple_lr), in AdamW and Muon;
+    not applied to biases, norms, and the embedding and output layer of GPT and Llama, for which
+    model.recipe 2026 has values of its own."""
+    decouple_lr: bool = False
+    """Multiply weight_decay by the rate as a fraction of its peak, and not by the rate itself: then
+    it does not depend on the peak rate. It is decouple_lr of optimi, and what Composer's decoupled
+    optimizers do. 1e-5 with it is 0.0125 without it at a peak rate of 8e-4."""
     accumulate: bounds.Count = 1
     """Gradient accumulation: microbatches per step. More microbatches need less
     memory; data.batch_size stays the global batch size."""

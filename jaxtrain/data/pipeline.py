@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import resource_tracker
 from typing import Any, cast
 
@@ -53,6 +53,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         quarantine: records broken examples.
         continues: whether batches come from this process once the system has killed a worker, so
             that all processes of a run can agree on its end, and save.
+        index_limits: as for :class:`Placement`.
 
     Attributes:
         wait_s: seconds that the devices had nothing to compute because the next batch was not
@@ -79,6 +80,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         prefetch: int,
         quarantine: Quarantine,
         continues: bool = False,
+        index_limits: Mapping[str, int] | None = None,
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
@@ -97,7 +99,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.workers, self.lost, self._continues = workers, "", continues
         self._prefix = worker_process.shared_prefix()
         self.ids = np.empty(0, np.int64)
-        self._to_devices = Placement(mesh, spec)
+        self._to_devices = Placement(mesh, spec, index_limits)
         devices = len(mesh.local_devices)
         if workers and (text := limits.too_many(workers)):
             raise InputError(text)
@@ -236,6 +238,7 @@ class ValidationBatches:
         seed: seed of the randomness in an example, such as masks.
         threads: number of threads that load during the first pass.
         quarantine: records broken examples.
+        index_limits: as for :class:`Placement`.
     """
 
     def __init__(
@@ -248,6 +251,7 @@ class ValidationBatches:
         seed: int,
         threads: int,
         quarantine: Quarantine,
+        index_limits: Mapping[str, int] | None = None,
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
@@ -263,7 +267,7 @@ class ValidationBatches:
         )
         self.spec = spec
         self._threads = max(1, threads)
-        self._to_devices = Placement(mesh, spec)
+        self._to_devices = Placement(mesh, spec, index_limits)
         self._loaded: list[HostArrays] = []
         self._unread: Iterator[HostArrays] | None = None
 

@@ -1,6 +1,6 @@
 """Places the rows that this process has read on its devices, as parts of global arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -18,9 +18,13 @@ class Placement:
     Args:
         mesh: the rows are divided over all its devices.
         spec: the arrays of a global batch.
+        limits: the number of valid values of arrays of indices (``ModelConfig.index_limits``).
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
+    def __init__(
+        self, mesh: jax.sharding.Mesh, spec: Spec, limits: Mapping[str, int] | None = None
+    ) -> None:
+        self._limits = limits or {}
         self._sharding = batch_sharding(mesh)
         self._spec = spec
         self._first = local_rows(mesh, batch_size_of(spec)).start
@@ -31,7 +35,7 @@ class Placement:
         """Returns the global arrays; each process passes its own rows.
 
         Raises:
-            InputError: the rows have other arrays than the spec.
+            InputError: the rows have other arrays than the spec, or indices beyond their limits.
         """
         given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
         expected = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
@@ -46,10 +50,24 @@ class Placement:
                 f"the data has other arrays than the model: {'; '.join(differences)}: correct the "
                 "model's batch_spec (jaxtrain/models/contract.py lists the arrays of each data set)"
             )
+        for name in self._limits.keys() & given.keys():
+            self._check_indices(name, [rows[name] for rows in local])
         return {
             name: self._placed(part.shape, [rows[name] for rows in local])
             for name, part in self._spec.items()
         }
+
+    def _check_indices(self, name: str, parts: Sequence[np.ndarray]) -> None:
+        """Checks indices here: on the devices, those beyond an array give NaN or another row."""
+        limit, least = self._limits[name], -1 if name == "targets" else 0  # -1 is not predicted
+        for part in parts:
+            for value in (part.min(initial=0), part.max(initial=0)):
+                if not least <= value < limit:
+                    raise InputError(
+                        f"{name} has the index {value} in the data, but the model has {limit} (0 "
+                        f"to {limit - 1}): use the data's tokenizer, and the model.vocab_size and "
+                        "model.sequence_length that fit it"
+                    )
 
     def _placed(self, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> jax.Array:
         def device_rows(where: tuple[slice, ...] | None) -> np.ndarray:

@@ -160,9 +160,19 @@ class ModelConfig(bounds.Section):
     def index_limits(self) -> dict[str, int]:
         """Returns the number of valid values of each array of indices in a batch.
 
-        Synthetic batches, for measuring, stay below it.
+        Batches with others are refused. Synthetic batches, for measuring, stay below it.
         """
         return {}
+
+    def may_change(self, field: str, theirs: Mapping[str, Any]) -> bool:
+        """Returns whether a run may start from parameters trained with another value of a field.
+
+        Args:
+            field: one of `not_in_weights`.
+            theirs: the known fields of the parameters' model.
+        """
+        del field, theirs
+        return False
 
     def formulas(self) -> list[str]:
         """Lists numbers that follow from fields, with their formulas, for a run's first lines."""

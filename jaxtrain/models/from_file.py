@@ -259,7 +259,7 @@ def _differing(model: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the known values of ``not_in_weights`` that differ from the model's."""
     differing = {}
     for field, attribute in model.not_in_weights:
-        if field not in known:
+        if field not in known or model.may_change(field, known):
             continue
         value = known[field]
         with contextlib.suppress(*_UNFIT):

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from flax import nnx
 from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.models import causal
+from jaxtrain.models import causal, from_file
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
 from jaxtrain.ops import attention
@@ -32,6 +33,7 @@ from jaxtrain.ops.init import normal_init, uniform_init
 from jaxtrain.ops.layers import Remat
 
 _ASPECT = 64  # width / depth
+_UNIT_OF_WORDS = 64  # to a multiple of which nanochat pads the vocabulary
 _HEAD = 128  # largest head width
 _ROTARY_BASE = 10_000.0
 _CAP = 15.0
@@ -175,7 +177,7 @@ class Config(causal.CausalConfig):
     depth: bounds.Layers
     """Number of layers; width and heads follow from it."""
     width: bounds.Width | None = None
-    """Hidden width. None uses 64 x depth."""
+    """Hidden width. None uses 64 x depth, with recipe 2026 rounded up to a multiple of 128."""
     heads: bounds.Heads | None = None
     """Query heads; must divide the width. None uses width / 128, rounded up to a divisor."""
     kv_heads: bounds.Heads | None = None
@@ -338,7 +340,13 @@ class Config(causal.CausalConfig):
     @property
     def hidden(self) -> int:
         """Returns the hidden width."""
-        return _ASPECT * self.depth if self.width is None else self.width
+        return self._usual_width if self.width is None else self.width
+
+    @property
+    def _usual_width(self) -> int:
+        """Returns the width of nanochat's model of this depth, whose heads of 2026 are equal."""
+        unit = _HEAD if self.recipe == "2026" else _ASPECT
+        return unit * math.ceil(_ASPECT * self.depth / unit)
 
     @property
     def query_heads(self) -> int:
@@ -362,6 +370,8 @@ class Config(causal.CausalConfig):
             return formula if given is None else "as set"
 
         d, n, h, v = self.hidden, self.query_heads, self.shared_heads, self.vocab_size
+        rounded = d != _ASPECT * self.depth
+        width = f"{_ASPECT} x depth" + f", up to a multiple of {_HEAD}" * rounded
         smear = min(causal.SMEAR_CHANNELS, d) + 1
         values = self._values * v * h * (d // n)
         small = 2 * self.depth * self.residual_scalars + smear * self.smear + self.backout
@@ -369,7 +379,7 @@ class Config(causal.CausalConfig):
         more += f" + {self._gates + small:,} of gates and scalars" if self._gates + small else ""
         total = 2 * v * d + self.depth * self._layer + values + self._gates + small
         return [
-            f"depth {self.depth}: width {d} ({origin(self.width, f'{_ASPECT} x depth')}), "
+            f"depth {self.depth}: width {d} ({origin(self.width, width)}), "
             f"{n} query heads ({origin(self.heads, f'width / {_HEAD}, up to a divisor')}) of width "
             f"{d // n}, {h} key-value heads ({origin(self.kv_heads, 'query heads')})",
             f"parameters {total:,} (2 x {v} tokens x {d} + {self.depth} layers x {self._layer:,}"
@@ -484,7 +494,7 @@ class Config(causal.CausalConfig):
         try:
             return cls(
                 **extras,
-                vocab_size=vocab,
+                vocab_size=_vocabulary(Path(source), vocab),
                 sequence_length=2048,
                 depth=next(n for n in itertools.count() if keys_of.format(n) not in tensors),
                 width=width,
@@ -493,10 +503,44 @@ class Config(causal.CausalConfig):
         except InputError as error:
             raise InputError(f"{source} does not have weights of this model: {error}") from error
 
+    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+        """Does the same as in the base class, and cuts the rows that pad nanochat's vocabulary.
+
+        Raises:
+            InputError: lists the arrays that are missing, extra or misshapen.
+        """
+        padded = _UNIT_OF_WORDS * math.ceil(self.vocab_size / _UNIT_OF_WORDS)
+        names = [NANOCHAT.name(of) for of in ("wte.table", "lm_head.words")]
+        of_words = {*names, *(name for name in tensors if name.startswith("value_embeds."))}
+        cut = {
+            name: tensors[name][: self.vocab_size]
+            for name in of_words & tensors.keys()
+            if tensors[name].shape[:1] == (padded,)
+        }
+        return super().from_weights({**tensors, **cut}, source)
+
     @classmethod
     def tiny(cls) -> "Config":
         """Returns two layers of width 16 with two heads, 16 tokens per sequence, vocabulary 50."""
         return cls(vocab_size=50, sequence_length=16, depth=2, width=16, heads=2)
+
+
+def _vocabulary(source: Path, rows: int) -> int:
+    """Returns the vocabulary size of weights; without nanochat's file about them, their rows.
+
+    nanochat pads the rows to a multiple of 64, and writes `meta_STEP.json` beside `model_STEP.pt`.
+    """
+    about = source.with_name(f"meta_{source.stem.removeprefix('model_')}.json")
+    if not source.stem.startswith("model_") or not about.is_file():
+        return rows
+    described = from_file.parse(about.read_text(), str(about)).get("model_config")
+    size = described.get("vocab_size") if isinstance(described, Mapping) else None
+    if not isinstance(size, int) or not 0 <= rows - size < _UNIT_OF_WORDS:
+        raise InputError(
+            f"{about}: model_config.vocab_size={size} does not fit {source.name}, which has {rows} "
+            f"rows of tokens: up to {_UNIT_OF_WORDS - 1} rows are padding"
+        )
+    return size
 
 
 class GPT(causal.CausalModel):

@@ -110,7 +110,8 @@ class MaskedConfig(ModelConfig):
         """Returns the number of valid values of each array of indices in a batch."""
         words = self.vocab_size
         limits = {"tokens": words, "targets": words, "positions": self.sequence_length}
-        return limits | ({"segments": 2} if self.attend == "document" else {})
+        segments = {"segments": self.sequence_length + 1}
+        return limits | (segments if self.attend == "document" else {})
 
     def tokens_per_example(self) -> int:
         """Returns the number of tokens per sequence."""

@@ -6,7 +6,8 @@ layer, after the embedding, and at the end; GeGLU; rotary positions; and no bias
 output layer. Every third layer attends globally, the others to the tokens nearby, so most of the
 cost is linear in the length. Parameters map one to one to transformers' `ModernBertForMaskedLM`.
 
-The network has no dropout, like the published models.
+The published models have no dropout. Training may have it where ModernBERT's has: after the matrix
+that combines the heads (`attention_out_dropout`).
 
 Shapes: B sequences, S tokens, D hidden width, F feed-forward width, N heads, K head width, I half
 of K, C blocks of L queries, which attend to T keys.
@@ -28,7 +29,7 @@ from jaxtrain.models import masked
 from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
 from jaxtrain.ops import attention
 from jaxtrain.ops.init import normal_init
-from jaxtrain.ops.layers import geglu, remat
+from jaxtrain.ops.layers import dropout, geglu, remat, split_keys
 from jaxtrain.ops.per_device import Copies
 
 INIT_STD, NORM_EPS = 0.02, 1e-5
@@ -90,9 +91,12 @@ class Config(masked.MaskedConfig):
     global_every: bounds.Count = 3
     """The first layer and every n-th after it attend to all tokens; the others are local."""
     global_base: Annotated[float, bounds.ROTARY] = 160_000.0
-    """Base of the rotary positions of global layers."""
+    """Base of the rotary positions of global layers. ModernBERT and Ettin train sequences of 1024
+    tokens with 10,000, and longer ones, which continue from those, with 160,000."""
     local_base: Annotated[float, bounds.ROTARY] = 10_000.0
     """Base of the rotary positions of local layers."""
+    attention_out_dropout: bounds.Fraction = 0.0
+    """Dropout rate of the outputs of attention, in training, 0 to 1."""
     mask_fraction: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.3
     attend: Literal["sequence", "document"] = "document"
     init_from: str | None = None
@@ -114,6 +118,11 @@ class Config(masked.MaskedConfig):
                 f"side of a token: use {self.local_attention + 1}",
                 about="model.local_attention",
             )
+
+    def may_change(self, field: str, theirs: Mapping[str, Any]) -> bool:
+        """Longer sequences may continue from shorter ones with another base."""
+        shorter = theirs.get("sequence_length", self.sequence_length) < self.sequence_length
+        return field == "global_base" and shorter
 
     def is_global(self, layer: int) -> bool:
         """Returns whether a layer attends to all tokens."""
@@ -261,6 +270,7 @@ class Layer(nnx.Module):
         self.ff_in = normal_init(rngs, (d, 2 * ff), INIT_STD)  # the input of GELU, and the gate
         self.ff_out = normal_init(rngs, (ff, d), writing_std)
         self.heads = config.heads
+        self.attention_out_dropout = config.attention_out_dropout
 
     def __call__(
         self,
@@ -268,6 +278,7 @@ class Layer(nnx.Module):
         cos_SI: jax.Array,
         sin_SI: jax.Array,
         visible: jax.Array,
+        keys_B: jax.Array | None,
     ) -> jax.Array:
         """Maps [B, S, D] to the same shape.
 
@@ -276,6 +287,7 @@ class Layer(nnx.Module):
             cos_SI, sin_SI: of the positions.
             visible: of a local layer, bool [B, C, L, T] of :func:`attention.near_blocks`; of a
                 global one, of :func:`attention.attend`.
+            keys_B: each example's key, for dropout; without keys, there is none.
         """
         b, s, d = x_BSD.shape
         h_BSD = x_BSD if self.attention_norm is None else self.attention_norm(x_BSD)
@@ -283,7 +295,8 @@ class Layer(nnx.Module):
         q_BSNK, k_BSNK = (attention.rotate(qkv_BS3NK[:, :, i], cos_SI, sin_SI) for i in (0, 1))
         attend = attention.attend_near if visible.ndim == 4 else attention.attend
         seen_BSNK = attend(q_BSNK, k_BSNK, qkv_BS3NK[:, :, 2], visible)
-        x_BSD = x_BSD + seen_BSNK.reshape(b, s, d) @ self.attention_out[...]
+        out_BSD = seen_BSNK.reshape(b, s, d) @ self.attention_out[...]
+        x_BSD = x_BSD + dropout(out_BSD, self.attention_out_dropout, keys_B)
         return x_BSD + geglu(self.ff_norm(x_BSD) @ self.ff_in[...]) @ self.ff_out[...]
 
 
@@ -312,7 +325,6 @@ class ModernBert(masked.MaskedModel):
 
         Positions count from the start of the sequence: only their differences matter.
         """
-        del keys_B  # no dropout
         config, length = self.config, tokens_BS.shape[1]
         x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, words, tokens_BS)
         of_global = _angles(length, config, config.global_base)
@@ -324,11 +336,12 @@ class ModernBert(masked.MaskedModel):
             attended_BQS = segments_BS[:, :, None] == segments_BS[:, None, :]
         near_BCLT = attention.near_blocks(segments_BS, config.local_attention // 2)
         run_layer = remat(Layer.__call__, self.remat)
-        for number, layer in enumerate(self.layers):
+        layer_keys = split_keys(keys_B if config.attention_out_dropout else None, config.layers)
+        for number, (layer, keys) in enumerate(zip(self.layers, layer_keys, strict=True)):
             if config.is_global(number):
-                x_BSD = run_layer(layer, x_BSD, *of_global, attended_BQS)
+                x_BSD = run_layer(layer, x_BSD, *of_global, attended_BQS, keys)
             else:
-                x_BSD = run_layer(layer, x_BSD, *of_local, near_BCLT)
+                x_BSD = run_layer(layer, x_BSD, *of_local, near_BCLT, keys)
         return self.final_norm(x_BSD)
 
 

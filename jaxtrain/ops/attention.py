@@ -5,6 +5,7 @@ N), K width of a head, T keys, Q either S or 1 (the same for every query).
 """
 
 import contextlib
+import contextvars
 import functools
 import math
 import warnings
@@ -28,6 +29,8 @@ _HEAD_UNIT = 8
 # keys and values: with 1, local layers move 1.6 times as many bytes (benchmarks/LOG.md).
 _BLOCK = 4
 
+
+_counts = contextvars.ContextVar("counts", default=False)
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
@@ -218,6 +221,8 @@ def attend(
     """
     if window is not None and window >= q_BSNK.shape[1] - 1:
         window = None  # nothing is hidden
+    if _counts.get() and window is not None:
+        return _causal_attention(q_BSNK, k_BSHK[:, : window + 1], v_BSHK[:, : window + 1])
     rate = 0.0 if keys_B is None else rate
     if platform() in ("gpu", "cuda"):
         obstacle = _obstacle(q_BSNK, visible_BQS, rate)
@@ -229,6 +234,20 @@ def attend(
     if visible_BQS is None:
         return _causal_attention(q_BSNK, k_BSHK, v_BSHK, window=window)
     return _visible_attention(q_BSNK, k_BSHK, v_BSHK, visible_BQS, rate, keys_B)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[None]:
+    """Within it, attention to nearby keys is traced with as many keys as a query sees.
+
+    Its results are wrong. It is for counting the operations that a model needs: programs also
+    compute scores of keys that they hide, in blocks, or without fused attention all of them.
+    """
+    token = _counts.set(True)
+    try:
+        yield
+    finally:
+        _counts.reset(token)
 
 
 def near_blocks(segments_BS: jax.Array, reach: int) -> jax.Array:
@@ -273,6 +292,9 @@ def attend_near(
         [B, S, N, K], in the dtype of the queries.
     """
     (b, s, *heads), (_, _, length, keys) = q_BSNK.shape, visible_BCLT.shape
+    if _counts.get():
+        near = keys - length + 1
+        return _causal_attention(q_BSNK, k_BSNK[:, :near], v_BSNK[:, :near])
     q_BCLNK = _blocks(q_BSNK, length, 0)
     k_BCTNK, v_BCTNK = (_blocks(x, length, (keys - length) // 2) for x in (k_BSNK, v_BSNK))
     # Each block becomes an example, and stays on the device of its sequence.

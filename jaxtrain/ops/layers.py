@@ -427,7 +427,8 @@ def cross_entropy(
             stored; minus infinity excludes a token. Not with a cap.
 
     Returns:
-        Nats, float32 [...], and bool [...]: whether all other tokens are less likely.
+        Nats, float32 [...], and bool [...]: whether the target is the most likely token, the first
+        of equal ones, as argmax has it. Logits of bfloat16 often tie.
     """
     return _cross_entropy(logits, targets, bias, cap)
 
@@ -446,27 +447,35 @@ _LARGEST_SHIFT = 30.0
 def _cross_entropy_forward(
     logits: jax.Array, targets: jax.Array, bias: jax.Array | None, cap: float | None
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
-    wide, is_target = _biased(logits, bias), _is_target(logits, targets)
+    wide, ids = _biased(logits, bias), _ids(logits)
+    is_target, is_before = ids == targets[..., None], ids < targets[..., None]
     # The cap keeps the order, so it is applied to the results. XLA would store capped logits that
     # are used several times.
     on_target = jnp.where(is_target, wide, 0)
-    on_others = jnp.where(is_target, -jnp.inf, wide)
+    on_before = jnp.where(is_before, wide, -jnp.inf)
+    on_after = jnp.where(is_before | is_target, -jnp.inf, wide)
     if cap is not None and cap <= _LARGEST_SHIFT:
         # A bound, so that the largest need not be known, and one reduction, which reads once.
         shift = jnp.full(targets.shape, cap, wide.dtype)
-        total, of_target, of_others = lax.reduce(
-            (jnp.exp(capped(wide, cap) - cap), on_target, on_others),
-            (np.float32(0), np.float32(0), np.float32(-np.inf)),
-            lambda one, other: (one[0] + other[0], one[1] + other[1], lax.max(one[2], other[2])),
+        total, of_target, before, after = lax.reduce(
+            (jnp.exp(capped(wide, cap) - cap), on_target, on_before, on_after),
+            (np.float32(0), np.float32(0), np.float32(-np.inf), np.float32(-np.inf)),
+            lambda one, other: (
+                one[0] + other[0],
+                one[1] + other[1],
+                lax.max(one[2], other[2]),
+                lax.max(one[3], other[3]),
+            ),
             (logits.ndim - 1,),
         )
-        of_target, of_others = capped(of_target, cap), capped(of_others, cap)
     else:
-        of_target, of_others = capped(on_target.sum(-1), cap), capped(on_others.max(-1), cap)
-        shift = jnp.maximum(jnp.where(targets < 0, -jnp.inf, of_target), of_others)
+        of_target, before, after = on_target.sum(-1), on_before.max(-1), on_after.max(-1)
+        largest = jnp.maximum(jnp.where(targets < 0, -jnp.inf, of_target), before)
+        shift = capped(jnp.maximum(largest, after), cap)
         total = jnp.exp(capped(wide, cap) - shift[..., None]).sum(-1)
-    cost = jnp.log(total) + shift - of_target
-    return (cost, of_target > of_others), (logits, targets, bias, shift, total)
+    cost = jnp.log(total) + shift - capped(of_target, cap)
+    right = (of_target > before) & (of_target >= after)
+    return (cost, right), (logits, targets, bias, shift, total)
 
 
 def _cross_entropy_backward(
@@ -478,7 +487,7 @@ def _cross_entropy_backward(
         logits = lax.optimization_barrier(logits)
     values = capped(_biased(logits, bias), cap)
     chances = jnp.exp(values - shift[..., None]) / total[..., None]
-    grad = grads[0][..., None] * (chances - _is_target(logits, targets))
+    grad = grads[0][..., None] * (chances - (_ids(logits) == targets[..., None]))
     if cap is not None:
         grad = grad * (1 - jnp.square(values / cap))
     grad = grad.astype(logits.dtype)
@@ -494,9 +503,8 @@ def _biased(logits: jax.Array, bias: jax.Array | None) -> jax.Array:
     return wide + bias.astype(jnp.float32).reshape((1,) * (logits.ndim - 1) + bias.shape)
 
 
-def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    return ids == targets[..., None]
+def _ids(logits: jax.Array) -> jax.Array:
+    return lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

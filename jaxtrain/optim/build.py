@@ -3,7 +3,7 @@
 A schedule maps ``s``, the number of completed steps, to the learning rate of the next one. ``T`` is
 the length of the run and ``w`` that of the linear warm-up, in steps:
 
-- warm-up: ``s / w``, so the first step has rate zero, as in the programs that this one replaces;
+- warm-up: ``(s + 1) / w``, so the first step has a rate, and step ``w`` the peak;
 - cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
 - linear: ``1 - p``;
 - constant: 1;
@@ -11,7 +11,7 @@ the length of the run and ``w`` that of the linear warm-up, in steps:
   ``warmdown_to`` over the last ``d`` steps;
 
 times the peak rate. After ``T`` the rate stays as at ``T``. The cosine and linear forms are those
-of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's.
+of ``diffusers.get_scheduler`` and ``transformers``, warm-up and trapezoid are nanochat's.
 """
 
 import functools
@@ -65,7 +65,8 @@ def schedule(
     peak = settings.peak_lr if peak_lr is None else peak_lr
     parts = _after_warmup(settings, peak, total_steps, warmup)
     if warmup:
-        parts = optax.join_schedules([optax.linear_schedule(0, peak, warmup), parts], [warmup])
+        rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
+        parts = optax.join_schedules([rise, parts], [warmup])
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         # Signed before any subtraction: the state counts in uint32.
@@ -192,7 +193,8 @@ def make_optimizer(
     Each parameter has state only in its own group: two float32 numbers per element for AdamW, one
     for Muon. Each group has a step count.
 
-    AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate.
+    AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate, or
+    with ``optim.decouple_lr`` by the rate as a fraction of its peak.
 
     Args:
         settings: rates, decay, clipping.
@@ -214,7 +216,6 @@ def make_optimizer(
         muon.muon,
         precision=precision,
         rule=rule,
-        weight_decay=settings.weight_decay,
         span=muon.Span(total_steps, warmdown_steps(settings, total_steps)),
     )
     transforms, labels = _main(settings, total_steps, main_params, groups or {}, of_matrices)
@@ -238,12 +239,12 @@ def _main(
     total_steps: int,
     params: Mapping[str, HasShape],
     groups: param_groups.Groups,
-    of_matrices: Callable[[config.Muon, optax.Schedule], optax.GradientTransformation],
+    of_matrices: Callable[..., optax.GradientTransformation],
 ) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
     """Returns optimizers by label, and the label of each parameter outside separate groups."""
     rate = schedule(settings, total_steps)
     transforms = {
-        "decay": _adamw(settings, rate, settings.weight_decay),
+        "decay": _adamw(settings, rate, _decay(settings, settings.peak_lr)),
         "no_decay": _adamw(settings, rate, 0.0),
     }
     labels = {
@@ -263,11 +264,12 @@ def _main(
             raise ValueError(
                 f"the model's group {label} has no parameters: none begins with {role.prefix!r}"
             )
-        peak = schedule(settings, total_steps, _peak(role, settings.muon))
+        peak_lr = _peak(role, settings.muon)
+        rate = schedule(settings, total_steps, peak_lr)
         transforms[label] = (
-            of_matrices(settings.muon, peak)
+            of_matrices(settings.muon, rate, weight_decay=_decay(settings, peak_lr))
             if role.role == "matrix"
-            else _adamw(settings, peak, role.weight_decay, role.b1, role.b2)
+            else _adamw(settings, rate, role.weight_decay, role.b1, role.b2)
         )
         labels |= dict.fromkeys(members[label], label)
     with_role = set().union(*members.values())
@@ -375,6 +377,11 @@ def _of_group(
         mu_dtype=jnp.float32,
     )
     return optax.chain(_clip(group.max_grad_norm), adamw)
+
+
+def _decay(settings: config.Optim, peak_lr: float) -> float:
+    """Returns the decay that the rate multiplies."""
+    return settings.weight_decay / peak_lr if settings.decouple_lr else settings.weight_decay
 
 
 def _adamw(

@@ -143,7 +143,7 @@ def muon(
 
 
 def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = None) -> jax.Array:
-    """Returns the momentum after ``count`` steps, float32 []."""
+    """Returns the momentum after ``count`` steps, float32 []: the smaller of rise and fall."""
     share = jnp.minimum(count / max(settings.momentum_steps, 1), 1.0)
     risen = (1 - share) * settings.first_momentum + share * settings.momentum
     if settings.last_momentum is None:
@@ -151,7 +151,7 @@ def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = Non
     assert span is not None, "the caller passes it"
     down = jnp.clip((count - (span.steps - span.warmdown)) / max(span.warmdown, 1), 0.0, 1.0)
     fallen = (1 - down) * settings.momentum + down * settings.last_momentum
-    return jnp.where(down > 0, fallen, risen)
+    return jnp.minimum(risen, fallen)
 
 
 def _half_cosine(share: jax.Array) -> jax.Array:

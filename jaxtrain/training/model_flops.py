@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 
 from jaxtrain.models.contract import ModelConfig
-from jaxtrain.ops import per_device
+from jaxtrain.ops import attention, per_device
 from jaxtrain.training.state import Arrays, ModelDefinition
 from jaxtrain.xla import flops
 
@@ -17,8 +17,10 @@ def model_flops(model: ModelConfig) -> float:
     """Returns the floating-point operations that a model needs for one example.
 
     They are those of all matmuls and convolutions of the loss and its gradient, in a program
-    without rematerialization; the attention scores of masked pairs count, too. For the language
-    models this equals ``2 m n k`` summed over the matmuls of the forward pass, times 3. For the
+    without rematerialization. Attention counts all keys of the sequence, also those that causal
+    attention hides, which is the convention of MFU, and of a layer with a window those in it. For
+    the language models this equals ``2 m n k`` summed over the matmuls of the forward pass, times
+    3, and nanochat's count (https://github.com/karpathy/nanochat, estimate_flops). For the
     video autoencoder it includes products with zeros in folded kernels: 2% of them all at full
     width, 7% in the config `demo`.
     """
@@ -30,7 +32,7 @@ def model_flops(model: ModelConfig) -> float:
         return definition.module({**params, **trained}, extras).loss(batch, keys)[0]
 
     # On CPUs, attention is matmuls: cuDNN's backward pass computes the scores again.
-    with per_device.tracing(platform="cpu"):
+    with per_device.tracing(platform="cpu"), attention.counted():
         traced = jax.jit(jax.grad(loss)).trace(
             definition.trained(definition.params),
             definition.params,

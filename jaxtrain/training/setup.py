@@ -480,6 +480,7 @@ def open_batches(
         prefetch=run.data.prefetch,
         quarantine=quarantine,
         continues=True,
+        index_limits=run.model.index_limits(),
     )
 
 
@@ -514,6 +515,7 @@ def evaluator_of(
         seed=run.seed,
         threads=threads,
         quarantine=quarantine,
+        index_limits=run.model.index_limits(),
     )
     evaluator = Evaluator(
         setup.definition,

@@ -63,9 +63,11 @@ def _dot(equation: Any) -> float:
 
 
 def _attention_product(equation: Any) -> float:
-    """Counts masked scores too: causal attention counts in full."""
+    """Counts masked scores too: causal attention counts in full, but a window only its keys."""
     batch, queries, heads, width = equation.invars[0].aval.shape
-    return 2.0 * batch * heads * queries * equation.invars[1].aval.shape[1] * width
+    keys = equation.invars[1].aval.shape[1]
+    window = equation.params["sliding_window_length"]  # includes the query itself; None is all
+    return 2.0 * batch * heads * queries * min(keys, window or keys) * width
 
 
 def _convolution(equation: Any) -> float:

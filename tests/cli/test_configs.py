@@ -16,7 +16,7 @@ def test_list_describes_each_config(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out(capsys, "list").splitlines()
     assert [line.split()[0] for line in lines] == files.names()
     assert next(line for line in lines if line.startswith("h100_16 ")).endswith(
-        "Video autoencoder, 12x480x720, on two nodes of 8 H100 (80 GB)."
+        "Video autoencoder, 13x480x720, on two nodes of 8 H100 (80 GB)."
     )
 
 
@@ -31,12 +31,12 @@ def test_show_prints_all_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_output_of_show_works_as_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    text = out(capsys, "show", "mlm_h200_8_small")
+    text = out(capsys, "show", "bert_base_h200_8")
     fields = text.partition("\nname ")[2].splitlines()[1:]
     assert len(fields) > 40
     typed = [word for line in fields for word in (f"--{line.split()[0]}", *line.split()[1:])]
-    same = config.load("mlm_h200_8", ["--name", "mlm_h200_8_small", *typed])
-    assert same == config.load("mlm_h200_8_small")
+    same = config.load("mlm_h200_8", ["--name", "bert_base_h200_8", *typed])
+    assert same == config.load("bert_base_h200_8")
 
 
 def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,6 @@ def test_diff_prints_only_the_differences(capsys: pytest.CaptureFixture[str]) ->
     assert text.splitlines() == [
         "data.batch_size: 240 -> 256",
         "data.prefetch: 3 -> 4",
-        "optim.peak_lr: 0.00018 -> 0.0002",
         "optim.warmup_steps: 1200 -> 1000",
         "mesh.data: 6 -> 8",
         "loop.log_every: 15 -> 10",

@@ -89,6 +89,30 @@ def test_the_rows_of_a_device_come_from_the_right_parts(begin: int, end: int) ->
     assert all(view.base is not None for view in found), "copies"
 
 
+@pytest.mark.parametrize(
+    ("name", "ids", "refused"),
+    [
+        ("tokens", [0, 49], None),
+        ("tokens", [3, 50], 50),
+        ("tokens", [-1, 3], -1),
+        ("targets", [-1, 49], None),
+        ("targets", [-2, 49], -2),
+    ],
+)
+def test_ids_beyond_the_vocabulary_are_refused_where_batches_enter(
+    name: str, ids: list[int], refused: int | None
+) -> None:
+    """On the devices, `jnp.take` would give NaN for them, or the last row."""
+    spec = {name: jax.ShapeDtypeStruct((1, 2), np.int32)}
+    place = placement.Placement(toy.mesh_of(1, 1), spec, {name: 50})
+    local = [{name: np.asarray([ids], np.int32)}]
+    if refused is None:
+        assert place(local)[name].shape == (1, 2)
+        return
+    with pytest.raises(InputError, match=rf"{name} has the index {refused} .* 50 \(0 to 49\)"):
+        place(local)
+
+
 def training_batches(
     directory: Path,
     source: Numbers,

@@ -57,12 +57,9 @@ CONFIGS = {
     "h100_16": Allowed(ZERO, 1, 1.1, 0),  # kept for the backward pass
     # The formula counts one gather and one reduce-scatter; that Muon's kernels are distributed over
     # the 8 devices and come back is an eighth more.
-    "taehv_h100_8": Allowed(ZERO | {"all-to-all"}, 1, 1.17, 0),
-    "taew2_2_h100_8": Allowed(ZERO | {"all-to-all"}, 1, 1.1, 0, file_weights=1),  # the teacher's
     "h100_48": Allowed(ZERO, 1, 1.1, 0),  # sharded in a node, replicated across
     "mlm_h200_8": Allowed(ZERO, 1, 1.1, 8),  # once per step
     # Heads of two channels, which no fused kernel takes; nothing is sharded.
-    "mlm_h200_8_small": Allowed(frozenset(), 0, 1.1, 0),
     "bert_base_h200_8": Allowed(ZERO, 1, 1.1, 12, overrides=("--model.attend", "document")),
     "ettin_150m_h100_8": Allowed(ZERO, 1, 1.1, 22 * 9),
     # Two microbatches; Muon's matrices are distributed over the devices.

@@ -73,13 +73,19 @@ def reconstructed(path: Path, video_THW3: np.ndarray) -> np.ndarray:
     return np.asarray(jnp.round(cut * 255).astype(jnp.uint8))
 
 
-def with_sound(path: Path, images: list[np.ndarray], seconds: float, codec: str = "aac") -> Path:
+def with_sound(
+    path: Path,
+    images: list[np.ndarray],
+    seconds: float,
+    codec: str = "aac",
+    options: dict[str, str] | None = None,
+) -> Path:
     """Writes a video with a tone; without images, only the tone."""
     rate = 16_000
     with av.open(str(path), "w") as container:
         video: Any = None
         if images:
-            video = container.add_stream("libx264", rate=25)
+            video = container.add_stream("libx264", rate=25, options=options)
             video.height, video.width = images[0].shape[:2]
             video.pix_fmt = "yuv420p"
         sound: Any = container.add_stream(codec, rate=rate)

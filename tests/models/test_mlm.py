@@ -62,7 +62,6 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("mlm_h200_8_small", 192_064),
         ("mlm_h200_8", 12_875_432),
         ("bert_base_h200_8", 109_514_298 - 2 * 768),  # transformers' count includes token types
         ("bert_large_h200_8", 335_174_458 - 2 * 1024),

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 from models.small_masked import stirred
 
-from jaxtrain.models import mlm, modern_bert
+from jaxtrain.errors import InputError
+from jaxtrain.models import from_file, mlm, modern_bert
 
 LENGTH = 12
 #                   [CLS] a a a [SEP] b b [SEP] c [SEP] pad pad
@@ -72,3 +73,40 @@ def test_the_loss_takes_the_documents_from_the_batch() -> None:
     other = {**batch, "tokens": batch["tokens"].at[0, 5].set(30)}
     own = {**batch, "tokens": batch["tokens"].at[0, 1].set(30)}
     assert loss(params, batch) == loss(params, other) != loss(params, own)
+
+
+def test_the_outputs_of_attention_are_dropped_only_in_training() -> None:
+    """Attention writes to the residual stream here only: the feed-forward layers write zeros."""
+    model = dataclasses.replace(MODERN, layers=1, attention_out_dropout=0.5)
+    graph, params = stirred(model)
+    params["layers"][0]["ff_out"][...] *= 0.0
+    tokens = jnp.asarray(np.full((2, LENGTH), 7, np.int32))
+
+    @jax.jit
+    def written(keys_B: Any) -> jax.Array:
+        network = nnx.merge(graph, params)
+        network.final_norm = lambda x: x  # the residual stream itself
+        return network.hidden_states(tokens, keys_B, None)
+
+    def embedded() -> jax.Array:
+        network = nnx.merge(graph, params)
+        return network.embeddings(None, tokens)
+
+    kept = np.asarray(written(None) - embedded())
+    keys = jax.random.split(jax.random.key(0), 2)
+    dropped = np.asarray(written(keys) - embedded())
+    fraction = (np.abs(dropped) < 1e-6).mean()
+    assert 0.4 < fraction < 0.6
+    at = np.abs(dropped) >= 1e-6
+    np.testing.assert_allclose(dropped[at], 2 * kept[at], rtol=1e-3, atol=1e-5)
+    assert (dropped[0] != dropped[1]).any(), "each example has its own mask"
+
+
+def test_longer_sequences_continue_from_shorter_ones_with_another_base() -> None:
+    short = dataclasses.replace(MODERN, sequence_length=LENGTH, global_base=10_000.0)
+    longer = dataclasses.replace(short, sequence_length=2 * LENGTH, global_base=160_000.0)
+    from_file.check_not_in_weights(longer, vars(short), "weights")
+    with pytest.raises(InputError, match=r"global_base=10000.*set --model.global_base"):
+        from_file.check_not_in_weights(
+            dataclasses.replace(short, global_base=160_000.0), vars(short), "weights"
+        )

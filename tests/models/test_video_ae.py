@@ -13,7 +13,7 @@ from training import toy
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import blocks, samples, timing
+from jaxtrain.models.video_ae import augment, blocks, samples, timing
 from jaxtrain.ops.cpu import COMPILER_OPTIONS
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.xla.flops import product_flops
@@ -177,6 +177,25 @@ def test_weighted_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> N
     assert_same(function(params, whole), jax.tree.map(jnp.add, *halves))
     whole["weight"] = jnp.array([1.0, 1.0, 0.0, 0.0])
     assert_same(function(params, whole), function(params, rows_of(whole, slice(2))))
+
+
+def test_jitter_and_blur_are_in_what_the_encoder_sees_and_not_in_the_target(
+    parts: tuple[Any, Any],
+) -> None:
+    graph, params = parts
+    clips = batch(2)
+    module = nnx.merge(graph, params)
+    video = clips["video"].astype(jnp.float32) / 255
+
+    @nnx.jit
+    def decoded(module: Any, seen: jax.Array) -> jax.Array:
+        return module.decode(module.encode(seen))
+
+    found = decoded(module, augment.augment(video, clips["augment"]))
+    target = jnp.concatenate([video, video[:, -1:]], 1)[:, :5]
+    error = jnp.square(found - target).mean((1, 2, 3, 4)).sum()
+    metrics = jitted("loss", graph)(params, clips)[2]
+    assert metrics["reconstruction_loss"][0] == pytest.approx(float(error), rel=1e-4)
 
 
 def test_validation_does_not_augment(parts: tuple[Any, Any]) -> None:

@@ -221,10 +221,12 @@ def test_cross_entropy_matches_the_definition(cap: float | None) -> None:
 
     found, right = layers.cross_entropy(logits, targets, cap)
     np.testing.assert_allclose(found, cost(logits), rtol=1e-5, atol=1e-5)
-    alone = (logits >= jnp.take_along_axis(logits, targets[..., None], -1)).sum(-1) == 1
-    np.testing.assert_array_equal(right, alone)
+    np.testing.assert_array_equal(right, logits.argmax(-1) == targets)
+    assert right[0, 0], "all are equally likely, and it is the first"
     assert right[0, 1]
-    assert not right[0, 0], "at the start, when all are equally likely, none is"
+    tied = jnp.zeros((1, 3, 50)).at[..., 20:22].set(1.0)
+    _, right = layers.cross_entropy(tied, jnp.asarray([[20, 21, 3]], jnp.int32), cap)
+    assert right.tolist() == [[True, False, False]], "of two equal ones, the first is"
     gradients = [
         jax.grad(lambda x, f=f: (f(x) * targets).sum())(logits)
         for f in (lambda x: layers.cross_entropy(x, targets, cap)[0], cost)

@@ -25,7 +25,7 @@ def settings(schedule: str = "cosine", **changes: object) -> config.Optim:
 def by_hand(name: str, s: int, w: int, total: int, warmdown: int) -> float:
     """Computes the formulas in plain Python."""
     if s < w:
-        return PEAK * s / w
+        return PEAK * (s + 1) / w
     s = min(s, total)
     p = (s - w) / (total - w)
     if name == "cosine":
@@ -135,6 +135,30 @@ def test_matrices_and_kernels_decay_except_embeddings() -> None:
     assert decayed(wte=config.Role(prefix="embed.", role="embedding")) == {"block.kernel"}
     assert decayed(head=config.Role(prefix="block.", role="unembedding")) == {"embed.table"}
     assert decayed(all=config.Role(prefix="block.", role="matrix")) == decayed()
+
+
+@pytest.mark.parametrize("muon", [None, config.Muon(peak_lr=0.02)])
+@pytest.mark.parametrize("decouple_lr", [False, True])
+def test_the_decay_of_a_run_is_its_sum_over_the_schedule(
+    muon: config.Muon | None, decouple_lr: bool
+) -> None:
+    """The decay per step, whatever the peak rate, or times the rate."""
+    some = settings(
+        "trapezoid", warmup_steps=4, warmdown_fraction=0.25, weight_decay=0.1, peak_lr=8e-4
+    )
+    some = dataclasses.replace(some, muon=muon, decouple_lr=decouple_lr, max_grad_norm=None)
+    groups = {"matrices": config.Role(prefix="blocks.", role="matrix", scale=0.5)}
+    params = {"blocks.up": jnp.ones((4, 4))}
+    optimizer = build.make_optimizer(some, 40, params, groups)
+    zeros, state = jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for _ in range(40):
+        updates, state = update(zeros, state, params)
+        params = {name: params[name] + updates[name] for name in params}
+    peak = 8e-4 if muon is None else 0.5 * 0.02
+    fraction = build.schedule(dataclasses.replace(some, muon=None), 40, 1.0)
+    steps = [1 - 0.1 * (1 if decouple_lr else peak) * float(fraction(s)) for s in range(40)]
+    np.testing.assert_allclose(params["blocks.up"], math.prod(steps), rtol=1e-5)
 
 
 @pytest.mark.parametrize("muon", [None, config.Muon()])

@@ -110,6 +110,14 @@ def test_momentum_falls_during_the_warm_down() -> None:
     assert found == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.9])
 
 
+def test_momentum_does_not_jump_when_the_warm_down_begins_before_its_rise_ends() -> None:
+    settings = config.Muon(momentum=0.97, momentum_steps=100, last_momentum=0.9)
+    span = muon.Span(steps=200, warmdown=130)  # as in the config demo_gpt
+    found = np.array([float(muon.momentum_at(settings, jnp.asarray(n), span)) for n in range(201)])
+    assert found[[0, 70, 71, 200]] == pytest.approx([0.85, 0.934, 0.9352, 0.9], abs=1e-6)
+    assert np.abs(np.diff(found)).max() < 0.0013  # 0.12 / 100: the rise
+
+
 def test_cautious_decay_applies_where_update_and_parameter_agree_and_ends_at_zero() -> None:
     settings = dataclasses.replace(SETTINGS, cautious_decay=True)
     rate, span = optax.constant_schedule(0.02), muon.Span(steps=4, warmdown=0)

@@ -28,7 +28,7 @@ def test_the_names_of_shipped_configs_contain_their_card() -> None:
     assert found["h100_16"] == "h100"
     assert found["mlm_a10_8"] == "a10"
     assert found["a800_8"] == "a800"
-    assert found["mlm_h200_8_small"] == "h200"
+    assert found["bert_base_h200_8"] == "h200"
     assert found["demo"] is None
     assert found["gpt_32gb_high"] is None
     assert cards.card(cards.usual_card("gpt_32gb_high")).memory <= 32 * GIB

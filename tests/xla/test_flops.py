@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
+from jaxtrain.ops import attention, per_device
 from jaxtrain.xla.flops import product_flops
 
 
@@ -70,3 +72,20 @@ def test_rematerialization_counts() -> None:
     again = flops(jax.grad(jax.checkpoint(f)), array(4, 4), array(4, 4))
     assert plain == (2 + 2) * 2 * 4**3  # forward, and the gradient of each matmul's left operand
     assert again == plain + 2 * 2 * 4**3
+
+
+@pytest.mark.parametrize(("window", "keys"), [(None, 256), (64, 65), (255, 256)])
+def test_fused_attention_counts_the_keys_of_its_window(
+    window: int | None, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN's call, traced as for a GPU: 2 matmuls forward, and 5 backward."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91_000)
+    q = jax.ShapeDtypeStruct((2, 256, 4, 32), jnp.bfloat16)
+
+    def loss(q: jax.Array) -> jax.Array:
+        return attention.attend(q, q, q, window=window).astype(jnp.float32).sum()
+
+    with per_device.tracing(platform="cuda"):
+        forward, both = flops(loss, q), flops(jax.value_and_grad(loss), q)
+    assert forward == 2 * (2 * 2 * 4 * 256 * keys * 32)
+    assert both == 7 / 2 * forward

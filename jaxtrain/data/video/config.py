@@ -102,8 +102,9 @@ class Config(DataConfig):
     side at the scale of validations; without crop, of the largest crop that fits."""
     max_crop_scale: Annotated[float, bounds.Bounds(above=0)] = 1.0
     """Largest side length of this part, as such a fraction; more than 1 requires crop."""
-    jitter_probability: bounds.ClosedFraction = 0.7
-    """Fraction of training clips with color jitter."""
+    jitter_probability: bounds.ClosedFraction = 0.0
+    """Fraction of training clips that the encoder sees with color jitter. The target has none, so
+    the model learns to remove it."""
     brightness: bounds.ClosedFraction = 0.15
     """Brightness jitter: the factor is between 1 - brightness and 1 + brightness."""
     contrast: bounds.ClosedFraction = 0.15
@@ -112,8 +113,9 @@ class Config(DataConfig):
     """Saturation jitter: the factor is between 1 - saturation and 1 + saturation."""
     hue: Annotated[float, bounds.Bounds(least=0, most=0.5)] = 0.08
     """Hue jitter: the shift is between -hue and +hue, in full turns."""
-    blur_probability: bounds.ClosedFraction = 0.2
-    """Fraction of training clips that are blurred."""
+    blur_probability: bounds.ClosedFraction = 0.0
+    """Fraction of training clips that the encoder sees blurred. The target is not, so the model
+    learns to sharpen."""
     blur_sigma: tuple[_Sigma, _Sigma] | None = (0.1, 2.0)
     """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
 

@@ -5,10 +5,8 @@ upright, deinterlaced, 8 bits, BT.709. It has the uncropped frames, shrunk until
 largest crop that training uses. A piece ends at a hard cut.
 """
 
-import collections
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -32,7 +30,6 @@ from jaxtrain.data.video.reader import (
 )
 from jaxtrain.errors import BadExample, InputError
 
-_TICK = Fraction(1, 90_000)  # required by filters; nothing here depends on time
 _SIDES = 8  # all autoencoders here require multiples of it
 _MIN_RATE = Fraction(1, 1001)  # smallest frame rate that is written to a piece
 _MAX_TICKS = 65535  # most ticks per second in MPEG-4 part 2
@@ -160,7 +157,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
     pieces = _Pieces(folder, settings, video)
     damage, traits, lost = dict[str, None](), dict[str, None](), 0
     try:
-        for item in deinterlaced(_decoded(video, traits)):
+        for item in _decoded(video, traits):
             if isinstance(item, Frame):
                 if not pieces.seen and min(item.look.shown) < settings.min_side:
                     text = f"is {item.look.width}x{item.look.height}, smaller than --min-side"
@@ -265,43 +262,6 @@ class _Pieces:
         """Closes a file that an error left open; its piece is incomplete."""
         if self._writer is not None:
             self._writer.abandon()
-
-
-def deinterlaced(items: Iterable[Frame | Break]) -> Iterator[Frame | Break]:
-    """Yields as many frames, with the lines of one field interpolated where they are interlaced."""
-    graph: av.filter.Graph | None = None
-    look: Look | None = None
-    waiting: collections.deque[Frame] = collections.deque()
-
-    def finished(graph: av.filter.Graph) -> Iterator[Frame]:
-        """Yields what the filter has finished: it looks ahead by a frame."""
-        with contextlib.suppress(BlockingIOError, EOFError):
-            while True:
-                picture = graph.vpull()
-                yield waiting.popleft()._replace(picture=picture)
-
-    for item in items:
-        if graph is not None and (isinstance(item, Break) or item.look != look):
-            graph.push(None)
-            yield from finished(graph)
-            graph = None
-        if isinstance(item, Break) or (graph is None and not item.picture.interlaced_frame):
-            yield item
-            continue
-        if graph is None:
-            graph, look, frame = av.filter.Graph(), item.look, item.picture
-            graph.threads = 1
-            source = graph.add_buffer(
-                width=frame.width, height=frame.height, format=frame.format, time_base=_TICK
-            )
-            filters = [graph.add("bwdif", "mode=send_frame:deint=interlaced")]
-            graph.link_nodes(source, *filters, graph.add("buffersink")).configure()
-        waiting.append(item)
-        graph.push(item.picture)
-        yield from finished(graph)
-    if graph is not None:
-        graph.push(None)
-        yield from finished(graph)
 
 
 def shrinking(look: Look, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:

@@ -16,11 +16,12 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import av
+import av.filter
 import av.logging
 import numpy as np
 import PIL.Image
@@ -43,6 +44,7 @@ FORMATS = (
 )
 """FFmpeg's names of the formats that are read, whatever the suffix; none refers to other files."""
 _MAX_STREAMS = 128
+_TICK = Fraction(1, 90_000)  # required by filters; nothing here depends on time
 OPTIONS = {
     # Without it, decoders would decode frames of any size to guess a stream's parameters.
     "max_pixels": str(MAX_PIXELS),
@@ -65,11 +67,9 @@ MATRICES_WITHOUT_FILTER = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
-INTERLACED = "interlaced"
 TRAITS = {
     "HDR (PQ)": "colors are not tone-mapped",
     "HDR (HLG)": "colors are not tone-mapped",
-    INTERLACED: "motion has combs, which prepare clips removes",
 }
 """What videos may be, and what that means for clips that are read from them."""
 _TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3
@@ -159,7 +159,7 @@ class Frame(NamedTuple):
     """A decoded frame.
 
     Attributes:
-        picture: as the decoder returns it, without what the container hides.
+        picture: as the decoder returns it, without what the container hides; deinterlaced.
         look: how it is stored and shown.
         pts: time in ticks of :attr:`Reader.time_base`; None if it is unknown.
     """
@@ -226,7 +226,7 @@ class Reader:
             raise BadExample(self.path, "is empty")
         try:
             with open_input(self.path, self._span) as container:
-                yield from self._items(container)
+                yield from _deinterlaced(self._items(container))
         except MemoryError as error:  # FFmpeg also raises it for too many streams
             text = f"it has more than {_MAX_STREAMS} streams, or needs too much memory"
             raise BadExample(self.path, f"cannot be read: {text}") from error
@@ -281,6 +281,46 @@ class Reader:
         self.first_s = max(Fraction(0), starts.get(video.index, self.start_s) - self.start_s)
         seconds = Fraction(container.duration or 0, av.time_base)
         self.frames = video.frames or round(seconds * self.rate)
+
+
+def _deinterlaced(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields as many frames, with the lines of one field interpolated where they are interlaced."""
+    graph: av.filter.Graph | None = None
+    look: Look | None = None
+    waiting: collections.deque[Frame] = collections.deque()
+
+    def finished(graph: av.filter.Graph) -> Iterator[Frame]:
+        """Yields what the filter has finished: it looks ahead by a frame."""
+        with contextlib.suppress(BlockingIOError, EOFError):
+            while True:
+                picture = graph.vpull()
+                yield waiting.popleft()._replace(picture=picture)
+
+    for item in items:
+        if isinstance(item, av.Packet):  # of sound
+            yield item
+            continue
+        if graph is not None and (isinstance(item, Break) or item.look != look):
+            graph.push(None)
+            yield from finished(graph)
+            graph = None
+        if isinstance(item, Break) or (graph is None and not item.picture.interlaced_frame):
+            yield item
+            continue
+        if graph is None:
+            graph, look, frame = av.filter.Graph(), item.look, item.picture
+            graph.threads = 1
+            source = graph.add_buffer(
+                width=frame.width, height=frame.height, format=frame.format, time_base=_TICK
+            )
+            filters = [graph.add("bwdif", "mode=send_frame:deint=interlaced")]
+            graph.link_nodes(source, *filters, graph.add("buffersink")).configure()
+        waiting.append(item)
+        graph.push(item.picture)
+        yield from finished(graph)
+    if graph is not None:
+        graph.push(None)
+        yield from finished(graph)
 
 
 def _rate(video: VideoStream, stamps: Sequence[int]) -> Fraction:
@@ -713,10 +753,7 @@ def _too_few(missing: int, promised: int) -> bool:
 def traits_of(picture: VideoFrame) -> tuple[str, ...]:
     """Returns the keys of :data:`TRAITS` for a frame."""
     transfer = _TRANSFERS.get(picture.color_trc)
-    return (
-        *((transfer,) if transfer else ()),
-        *((INTERLACED,) if picture.interlaced_frame else ()),
-    )
+    return (transfer,) if transfer else ()
 
 
 def _check_colors(path: str, picture: VideoFrame) -> None:

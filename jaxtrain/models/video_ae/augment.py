@@ -1,4 +1,4 @@
-"""Color jitter and blur of training clips, on the device.
+"""Color jitter and blur of what an encoder sees in training, on the device.
 
 The host draws the factors, so that they depend only on the order of examples. The device applies
 them to all frames of a clip in the same way, so that clips do not flicker.

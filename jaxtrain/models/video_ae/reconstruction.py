@@ -151,6 +151,10 @@ class ReconstructionConfig(ModelConfig):
         )
         return {f"lpips.{name}": array for name, array in arrays.items()}
 
+    def formulas(self) -> list[str]:
+        """Says if the loss compares only some frames of a clip."""
+        return self.timing.unused(self.frames)
+
     def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
         """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""
         groups: dict[str, config.Group | config.Role]
@@ -218,13 +222,15 @@ class Reconstruction(Model):
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the weighted sum of all losses that are on, over clips.
 
+        Color jitter and blur are in what the encoder sees, but not in the target, nor in what a
+        teacher sees.
+
         The metrics are `reconstruction_loss`, `psnr`, and those of the other losses. The losses use
         the reconstruction without clamping, which would remove the gradient of pixels outside [0,
         1]. PSNR is of the clamped reconstruction, as a viewer sees it.
         """
-        video = augment.augment(_to_float(batch["video"]), batch["augment"])
-        weight_B = batch["weight"]
-        out = self._outputs(video, batch)
+        video, weight_B = _to_float(batch["video"]), batch["weight"]
+        out = self._outputs(video, batch, augment.augment(video, batch["augment"]))
         weight = weight_B.sum()
         total, metrics = self._losses(out, weight_B, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
@@ -258,7 +264,8 @@ class Reconstruction(Model):
         if self.teacher is not None:
             measured["encoder_loss"] = metrics["encoder_loss"]
         if self.lpips is not None:
-            measured["lpips"] = _frame_sums(self._lpips_BT(out.target, shown), weight_B)
+            of_frames = self._lpips_BT(out.target, shown, jnp.float32)  # as in `evaluate`
+            measured["lpips"] = _frame_sums(of_frames, weight_B)
         return measured
 
     def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
@@ -317,21 +324,24 @@ class Reconstruction(Model):
             total += self.teacher.encoder_weight * encoder_error
             metrics["encoder_loss"] = (encoder_error, weight)
         if self.lpips is not None:
-            distance = (self._lpips_BT(out.target, out.reconstruction).mean(1) * weight_B).sum()
+            of_frames = self._lpips_BT(out.target, out.reconstruction, self._dtype)
+            distance = (of_frames.mean(1) * weight_B).sum()
             total += self.perceptual_weight * distance
             metrics["perceptual_loss"] = (distance, weight)
         return total, metrics
 
-    def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array) -> jax.Array:
+    def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array, dtype: Any) -> jax.Array:
         assert self.lpips is not None
         b, t, *shape = video_BTHW3.shape
-        frames = [x.astype(self._dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
+        frames = [x.astype(dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
         return self.lpips(*frames).reshape(b, t)
 
-    def _outputs(self, video_BTHW3: jax.Array, batch: Batch) -> "_Outputs":
-        """Encodes and decodes a batch."""
+    def _outputs(
+        self, video_BTHW3: jax.Array, batch: Batch, seen_BTHW3: jax.Array | None = None
+    ) -> "_Outputs":
+        """Encodes and decodes a batch; the encoder may see other frames, such as blurred ones."""
         target = self.timing.target(video_BTHW3)
-        encoded = self.encode(video_BTHW3)
+        encoded = self.encode(video_BTHW3 if seen_BTHW3 is None else seen_BTHW3)
         teacher_latents = self._teacher_latents(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
         decoder_input = teacher_latents if from_teacher and teacher_latents is not None else encoded

@@ -7,6 +7,7 @@ padded clip. Two families of weights have other rules, see :data:`Trim`.
 """
 
 import dataclasses
+import itertools
 import math
 from typing import Literal
 
@@ -195,6 +196,22 @@ class Timing:
         """Returns the number of frames nearest to `frames` for which :meth:`same_frames` holds."""
         around = (frames + sign * n for n in range(frames + 32) for sign in (-1, 1))
         return next(n for n in around if n > 0 and self.same_frames(n, factor))
+
+    def unused(self, frames: int) -> list[str]:
+        """Says how many frames of a clip no decoded frame is compared with; nothing if none."""
+        compared = self.decoded(self.latent_frames(frames))
+        if compared >= frames:
+            return []
+        above = next(n for n in itertools.count(frames) if self._is_used(n))
+        below = next((n for n in range(frames, 0, -1) if self._is_used(n)), None)
+        other = f"{above}" if below is None else f"{below} or {above}"
+        return [
+            f"model.frames={frames}: the loss compares the first {compared} frames of a clip; of "
+            f"{other} it compares all"
+        ]
+
+    def _is_used(self, frames: int) -> bool:
+        return self.decoded(self.latent_frames(frames)) == frames
 
     def check_clip(self, frames: int) -> None:
         """Checks that no decoded frame of a clip is past its end.

@@ -113,6 +113,18 @@ def test_sound_is_kept_or_refused_before_the_work(tmp_path: Path, suffix: str, s
     assert duration_s == pytest.approx(1.0, abs=0.1)
 
 
+def test_interlaced_videos_keep_their_sound(tmp_path: Path) -> None:
+    images = [np.full((32, 32, 3), 8 * number, np.uint8) for number in range(25)]
+    tff = {"x264-params": "tff=1"}
+    path = small_autoencoder.with_sound(tmp_path / "in.mp4", images, 1.0, options=tff)
+    copy(reading.Video(path), tmp_path / "out.mp4")
+    before, after = (
+        [*reading.Video(file).items(sound=True)] for file in (path, tmp_path / "out.mp4")
+    )
+    assert sum(isinstance(item, Frame) for item in after) == 25
+    assert len(after) == len(before) > 35
+
+
 @pytest.mark.parametrize(("suffix", "start_s"), [("mov", 0), ("mp4", 72_000), ("mkv", 3)])
 def test_outputs_start_at_zero_and_keep_the_offset_of_the_sound(
     tmp_path: Path, suffix: str, start_s: int
