@@ -452,8 +452,8 @@ class Experiment:
             hours(math.fsum(each) * pairs / self._parallel) for pairs in (least, question.pairs)
         )
         return (
-            f"{sides}: about {low} for {least} pairs, {high} for all {question.pairs}{beside}, with "
-            "starts, without validations and saves"
+            f"{sides}: about {low} for {least} pairs, {high} for all {question.pairs}{beside}, "
+            "with starts, without validations and saves"
         )
 
     def _judged(self, change: int, pairs: Sequence[Pair]) -> Comparison:
