@@ -159,7 +159,7 @@ def _learned(run: run_files.RecordedRun, record: Mapping[str, object]) -> dict[s
 class Trainer:
     """Examines sides and trains runs, several beside each other if there are devices for them.
 
-    Enter it: every half minute it prints what is in work, until it is left.
+    Enter it: every half minute it prints what is in work, until you leave; then all runs stop.
 
     Args:
         environment: variables of the runs.
@@ -186,6 +186,7 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
+        self.stop()
 
     @property
     def stopped(self) -> bool:
@@ -330,8 +331,11 @@ class Trainer:
                     f"  {progress()}, {(time.monotonic() - began) / 60:.1f} min"
                     for began, progress in self._working.values()
                 ]
-            for line in lines:
-                self._say(line)
+            try:
+                for line in lines:
+                    self._say(line)
+            except OSError:  # the pipe or the terminal is closed, which ends the main thread, too
+                return
 
 
 def _step(directory: Path) -> int:
