@@ -579,7 +579,7 @@ class Compare(OfConfig, Json):
     pairs: Annotated[int, "N", _ONE] = 20
     """maximum number of pairs (default: 20)"""
     hours: Annotated[float | None, "H", Bounds(above=0)] = None
-    """begin no pair after H hours of training"""
+    """begin no pair after H hours of training; with several devices, those ahead continue"""
     output_dir: Annotated[Path | None, "DIR"] = None
     """folder of the results (default: output/compare/NAME-ID)"""
     runs: Annotated[Path | None, "DIR"] = None

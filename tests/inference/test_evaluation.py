@@ -1,17 +1,17 @@
 """The meter and its statistics; the command is tested in tests/cli/test_evaluate.py."""
 
-from jaxtrain.inference import compare
+from jaxtrain.inference import evaluation
 
 
-def measured(video: str, *values: float) -> compare.ClipMetrics:
-    return compare.ClipMetrics(
+def measured(video: str, *values: float) -> evaluation.ClipMetrics:
+    return evaluation.ClipMetrics(
         video=video, place=0.5, values=tuple({"psnr": value} for value in values)
     )
 
 
 def test_clips_of_one_video_count_as_one() -> None:
     clips = [measured("a", 1, 2), measured("a", 3, 6), measured("b", 8, 8)]
-    found = compare.compare(clips, ["psnr", "ssim"])
+    found = evaluation.evaluation(clips, ["psnr", "ssim"])
     assert (found.videos, found.clips) == (2, 3)
     assert list(found.estimates) == ["psnr"]  # no clip has an SSIM
     first, second = found.estimates["psnr"]
