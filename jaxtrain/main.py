@@ -1,4 +1,4 @@
-"""Runs the command line: ``jaxtrain --config NAME`` trains, ``jaxtrain COMMAND`` runs a command.
+"""Runs the command line: ``jaxtrain train NAME`` trains, ``jaxtrain COMMAND`` runs a command.
 
 Data worker processes import this module first, too. So it imports nothing heavy before it has
 chosen the command, and no jax in workers.

@@ -103,7 +103,7 @@ def require_config(name: str | None) -> None:
     """
     if not name:
         raise InputError(
-            "--config is missing; try demo, demo_gpt, or demo_mlm; "
+            "the name of a config is missing; try demo, demo_gpt, or demo_mlm; "
             f"{invocation.program()} configs list describes all {len(files.names())}"
         )
 

@@ -127,7 +127,7 @@ def _help(arguments: Sequence[str], groups: Groups) -> str:
             raise InputError(f"{name} is a command, not a section: use {name} --help")
     run = config.named(typed.config or _DEMO)
     if names:
-        note = "" if typed.config else f"\n\nDefaults are those of --config {_DEMO}."
+        note = "" if typed.config else f"\n\nDefaults are those of {_DEMO}."
         return config_help.fields(run, names) + note
     return "\n".join(
         (

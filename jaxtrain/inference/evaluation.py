@@ -6,6 +6,7 @@ Shapes: B clips, T frames, H height, W width.
 import dataclasses
 import errno
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,12 @@ MEASURES: dict[str, Measure] = {
     "static_flicker": quality.static_flicker,
 }
 """The standard measures; callers may add others, such as a perceptual distance."""
+LIMITS = {
+    "ssim": (-1.0, 1.0),
+    "temporal_consistency": (0.0, 1.0),
+    **dict.fromkeys(("lpips", "flicker_ratio", "static_flicker"), (0.0, math.inf)),
+}
+"""The smallest and the largest possible value of measures that have one."""
 Features = Callable[[jax.Array], jax.Array]
 """Videos, float32 [B, T, H, W, 3] in [0, 1] -> [B, K]."""
 
@@ -366,7 +373,8 @@ def evaluation(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Evaluat
         if not of_video:
             continue  # undefined for every clip
         table = np.array([np.mean(values, axis=0) for values in of_video.values()])
-        estimates[name] = tuple(intervals.estimate(column) for column in table.T)
+        limits = LIMITS.get(name, (-math.inf, math.inf))
+        estimates[name] = tuple(intervals.estimate(column, limits) for column in table.T)
         differences[name] = {
             (i, j): intervals.difference(table[:, i], table[:, j])
             for i in range(models)

@@ -37,7 +37,8 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
 from jaxtrain.jobs import cache, resumable
-from jaxtrain.optim.build import rate_flag, warmup_steps
+from jaxtrain.optim.build import rate_flag
+from jaxtrain.optim.schedule import Schedule, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import addresses, bucket
@@ -84,7 +85,8 @@ class TrainSetup:
         total: steps of the complete run.
         directory: of the run.
         state: the first state; :meth:`take_state` releases it.
-        step: compiled; (state, batch) -> (state, metrics).
+        step: compiled; (state, batch, scalars) -> (state, metrics).
+        schedule: makes the scalars of each step.
         before_step: called before each step with the number of completed steps and the state; it
             starts the profiler for ``--profile``.
         batches: the global training batches from the run's position on.
@@ -106,6 +108,7 @@ class TrainSetup:
     directory: Path
     state: State | None
     step: TrainStep
+    schedule: Schedule
     before_step: Callable[[int, State], None]
     batches: pipeline.TrainingBatches
     example_file: str
@@ -685,6 +688,7 @@ def open_step(
         directory=directory.path,
         state=state,
         step=step,
+        schedule=built.schedule,
         before_step=before_step,
         batches=batches,
         example_file=data.sources.example_file,
@@ -694,7 +698,7 @@ def open_step(
             built.definition,
             built.total,
             warmup_steps(run.optim, built.total),
-            lambda done: float(built.schedule(done)),
+            built.schedule.learning_rate,
             say,
         ),
         recorder=recorder,

@@ -14,7 +14,7 @@ B1 = "--change '--optim.b1 0.8'"
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("bench --seconds 3", "--config is missing"),
+        ("bench --seconds 3", "the name of a config is missing"),
         ("bench --config demo --json /nowhere/at/all.json", "/nowhere/at"),
         ("bench --config h100_8 --efficiency /tmp/new.json", "measures one device"),
         ("bench ceilings --sweep batch", "unknown flag --sweep"),
@@ -39,7 +39,7 @@ B1 = "--change '--optim.b1 0.8'"
         ("configs shwo", "configs: unknown action 'shwo'; did you mean show?"),
         ("configs show h10_16", "'h10_16'; did you mean h100_16, h100_1, or h100_64?"),
         ("configs show h100_8 --seeed 3", "did you mean --seed?"),
-        ("doctor --output-dir x", "--config is missing"),
+        ("doctor --output-dir x", "the name of a config is missing"),
         ("doctor --config demo --optim.peek_lr 1", "--optim.peak_lr"),
         ("plan --config demo --gpu h1000", "did you mean h100"),
         ("plan --config demo --gps 1x8", "plan: unknown flag --gps; did you "),

@@ -18,3 +18,14 @@ def test_clips_of_one_video_count_as_one() -> None:
     assert (first.mean, first.count) == (5.0, 2)  # the mean of 2 and 8
     assert second.mean == 6.0  # the mean of 4 and 8
     assert found.differences["psnr"][0, 1].estimate.mean == 1.0
+
+
+def test_an_interval_ends_where_the_metric_does() -> None:
+    clips = [
+        evaluation.ClipMetrics(video=name, place=0.5, values=({"ssim": value, "lpips": 1 - value},))
+        for name, value in (("a", 0.7), ("b", 1.0))
+    ]
+    found = evaluation.evaluation(clips, ["ssim", "lpips"])
+    ((ssim,), (lpips,)) = found.estimates.values()
+    assert ssim.high == 1.0
+    assert lpips.low == 0.0

@@ -131,7 +131,7 @@ def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
         *("attention_norm", "ff_norm", "norm", "table"),
     }
     settings = dataclasses.replace(config.load("a6000_medium").optim, muon=config.Muon())
-    optimizer = build.make_optimizer(settings, 10_000, params, TINY.optimizer_groups())
+    optimizer = build.make_optimizer(settings, params, TINY.optimizer_groups())
     arrays = {name: jnp.ones(array.shape) for name, array in params.items()}
     matrices = {
         name for name in params if name.startswith("layers.") and len(params[name].shape) == 2
@@ -142,7 +142,7 @@ def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
     with pytest.raises(
         ValueError, match=r"group matrices has no parameters: none begins with .nowhere\.."
     ):
-        build.make_optimizer(settings, 10_000, params, misnamed)
+        build.make_optimizer(settings, params, misnamed)
 
 
 @pytest.mark.parametrize(
