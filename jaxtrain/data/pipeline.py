@@ -23,10 +23,10 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain.data import sampler, worker_count
+from jaxtrain.data import sampler, validation, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.source import Source, Validated
+from jaxtrain.data.source import Source
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.sharding import local_rows
@@ -255,7 +255,7 @@ class ValidationBatches:
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
-        self._rows = sampler.ValidationRows(
+        self._rows = validation.ValidationRows(
             source,
             seed,
             min(examples, len(source)),
@@ -275,7 +275,7 @@ class ValidationBatches:
         return len(self._rows) // self._rows.rows_per_batch
 
     @property
-    def chosen(self) -> Validated:
+    def chosen(self) -> validation.Validated:
         """Returns the examples."""
         return self._rows.chosen
 
@@ -310,7 +310,7 @@ class _Blank:
 
 
 def _read(
-    rows: sampler.TrainingRows | sampler.ValidationRows,
+    rows: sampler.TrainingRows | validation.ValidationRows,
     batch: int,
     *,
     workers: int,
