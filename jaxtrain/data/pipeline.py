@@ -23,10 +23,12 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain.data import sampler, validation, worker_count
+from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
+from jaxtrain.data.validation import Validated
+from jaxtrain.data.validation_rows import ValidationRows
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.sharding import local_rows
@@ -255,7 +257,7 @@ class ValidationBatches:
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
-        self._rows = validation.ValidationRows(
+        self._rows = ValidationRows(
             source,
             seed,
             min(examples, len(source)),
@@ -275,7 +277,7 @@ class ValidationBatches:
         return len(self._rows) // self._rows.rows_per_batch
 
     @property
-    def chosen(self) -> validation.Validated:
+    def chosen(self) -> Validated:
         """Returns the examples."""
         return self._rows.chosen
 
@@ -310,7 +312,7 @@ class _Blank:
 
 
 def _read(
-    rows: sampler.TrainingRows | validation.ValidationRows,
+    rows: sampler.TrainingRows | ValidationRows,
     batch: int,
     *,
     workers: int,
