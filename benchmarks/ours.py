@@ -31,6 +31,7 @@ class Training:
         self._built = step_setup.build_step_setup(run, make_mesh(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()
+        self._done = 0
 
     def params(self) -> dict[str, np.ndarray]:
         """Returns the parameters by name."""
@@ -42,7 +43,9 @@ class Training:
 
     def step(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Runs one step; returns the loss before it, still on the device."""
-        self._state, metrics = self._step(self._state, batch)
+        scalars = self._built.schedule.scalars(self._done)
+        self._state, metrics = self._step(self._state, batch, scalars)
+        self._done += 1
         return metrics["loss"]
 
     def finish(self) -> None:

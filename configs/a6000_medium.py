@@ -5,7 +5,7 @@ that this follows has the rate 3e-4, dropout 0.1, and decay 0.01.
 
 Guide: docs/guides/gpt.md. A specialist would start from these values.
 
-python -m jaxtrain.main --config a6000_medium --data.path TEXT
+jaxtrain train a6000_medium --data.path TEXT
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ half the weight of the only loss, which changes nothing but gradient clipping:
 
 Guide: docs/guides/video-autoencoder.md. A specialist would add what `h100_8` names.
 
-    python -m jaxtrain.main --config a800_8 --data.path CLIPS
+    jaxtrain train a800_8 --data.path CLIPS
 """
 
 from jaxtrain import config

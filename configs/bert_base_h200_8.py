@@ -8,7 +8,7 @@ as much.
 Guide: docs/guides/masked-lm.md. A specialist would take this to repeat BERT, and otherwise start
 from `ettin_150m_h100_8`.
 
-    python -m jaxtrain.main --config bert_base_h200_8 --data.path TEXT
+    jaxtrain train bert_base_h200_8 --data.path TEXT
 """
 
 from jaxtrain import config

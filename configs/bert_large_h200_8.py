@@ -4,7 +4,7 @@ Otherwise the same as `bert_base_h200_8`.
 
 Guide: docs/guides/masked-lm.md. A specialist would take this to repeat BERT.
 
-    python -m jaxtrain.main --config bert_large_h200_8 --data.path TEXT
+    jaxtrain train bert_large_h200_8 --data.path TEXT
 """
 
 from jaxtrain import config

@@ -5,7 +5,7 @@ Trains on moving scenes, rendered and encoded once; set `--data.path` to use you
 Guide: docs/tutorials/first-run.md, then docs/guides/video-autoencoder.md. A specialist would train
 for longer: `--loop.steps 1280` reaches 32.5 dB.
 
-    python -m jaxtrain.main --config demo
+    jaxtrain train demo
 """
 
 from jaxtrain import config

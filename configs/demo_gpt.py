@@ -5,7 +5,7 @@ Trains on the documentation of Python's standard library; set `--data.path` to u
 Guide: docs/tutorials/first-run.md, then docs/guides/gpt.md. A specialist would use more text, and a
 larger `model.depth` and `model.width`.
 
-    python -m jaxtrain.main --config demo_gpt
+    jaxtrain train demo_gpt
 """
 
 from jaxtrain import config

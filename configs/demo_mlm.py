@@ -5,7 +5,7 @@ Trains on the documentation of Python's standard library; set `--data.path` to u
 Guide: docs/tutorials/first-run.md, then docs/guides/masked-lm.md. A specialist would use more text,
 a larger model, and dropout for text that is seen more than once.
 
-    python -m jaxtrain.main --config demo_mlm
+    jaxtrain train demo_mlm
 """
 
 from jaxtrain import config

@@ -9,7 +9,7 @@ documents; and in the decay over the last 5%, which Ettin has in two later runs.
 Guide: docs/guides/masked-lm.md, also for those runs, with longer sequences. A specialist would
 start from these values as they are.
 
-    python -m jaxtrain.main --config ettin_150m_h100_8 --data.path TEXT
+    jaxtrain train ettin_150m_h100_8 --data.path TEXT
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ Guide: docs/guides/gpt.md. Model, rates, and schedule are nanochat's of July 202
 (https://github.com/karpathy/nanochat); length, batch, rates, and weight decay follow from the depth
 by its rules. A specialist would start from them as they are.
 
-    python -m jaxtrain.main --config gpt_2026_h100_1 --data.path TEXT
+    jaxtrain train gpt_2026_h100_1 --data.path TEXT
 """
 
 from jaxtrain import config

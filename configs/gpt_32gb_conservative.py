@@ -8,7 +8,7 @@ the ratio, as nanochat does since 2026.
 
 Guide: docs/guides/gpt.md. A specialist would start from these values.
 
-    python -m jaxtrain.main --config gpt_32gb_conservative --data.path TEXT
+    jaxtrain train gpt_32gb_conservative --data.path TEXT
 """
 
 from jaxtrain import config

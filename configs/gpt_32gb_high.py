@@ -4,7 +4,7 @@ Otherwise the same as `gpt_32gb_conservative`, with rates for 86,016 tokens per 
 
 Guide: docs/guides/gpt.md. A specialist would start from these values.
 
-    python -m jaxtrain.main --config gpt_32gb_high --data.path TEXT
+    jaxtrain train gpt_32gb_high --data.path TEXT
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ Batches of 524,288 tokens, for which the learning rates were tuned; otherwise th
 Guide: docs/guides/gpt.md. Rates, batch, and schedule are nanochat's
 (https://github.com/karpathy/nanochat); a specialist would start from them as they are.
 
-    python -m jaxtrain.main --config gpt_h100_8 --data.path TEXT
+    jaxtrain train gpt_h100_8 --data.path TEXT
 """
 
 from jaxtrain import config

@@ -7,7 +7,7 @@ Guide: docs/guides/gpt.md, and docs/tutorials/gpt-to-a-target.md, which trains i
 Rates, batch, and schedule are nanochat's (https://github.com/karpathy/nanochat); a specialist would
 start from them as they are.
 
-    python -m jaxtrain.main --config gpt_h200_1 --data.path TEXT
+    jaxtrain train gpt_h200_1 --data.path TEXT
 """
 
 from jaxtrain import config

@@ -5,7 +5,7 @@ guide that this follows has clips of 19 frames, of which the loss compares 17, a
 
 Guide: docs/guides/video-autoencoder.md. A specialist would add what `h100_8` names.
 
-    python -m jaxtrain.main --config h100_1 --data.path CLIPS
+    jaxtrain train h100_1 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -4,7 +4,7 @@ Differs from `h100_8` in also sharding the parameters (ZeRO-3), and needs no gra
 
 Guide: docs/guides/video-autoencoder.md. A specialist would add what `h100_8` names.
 
-    python -m jaxtrain.main --config h100_16 --data.path CLIPS
+    jaxtrain train h100_16 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ with the root of the batch, as is usual for Adam; that of the guide, 1.8e-4, gro
 
 Guide: docs/guides/video-autoencoder.md. A specialist would add what `h100_8` names.
 
-    python -m jaxtrain.main --config h100_48 --data.path CLIPS
+    jaxtrain train h100_48 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ with the root of the batch, as is usual for Adam; that of the guide, 2e-4, grows
 
 Guide: docs/guides/video-autoencoder.md. A specialist would add what `h100_8` names.
 
-    python -m jaxtrain.main --config h100_64 --data.path CLIPS
+    jaxtrain train h100_64 --data.path CLIPS
 """
 
 from jaxtrain import config

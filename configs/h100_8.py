@@ -8,7 +8,7 @@ read: `--data.jitter_probability 0.7 --data.blur_probability 0.2`.
 Guide: docs/guides/video-autoencoder.md. A specialist would add LPIPS, whose weights you must have,
 and the adversary: its section "Losses" has the command.
 
-    python -m jaxtrain.main --config h100_8 --data.path CLIPS
+    jaxtrain train h100_8 --data.path CLIPS
 """
 
 from jaxtrain import config

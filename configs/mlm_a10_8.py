@@ -4,7 +4,7 @@ The same as `mlm_h200_8`, which also fits these smaller GPUs.
 
 Guide: docs/guides/masked-lm.md. A specialist would start from these values.
 
-    python -m jaxtrain.main --config mlm_a10_8 --data.path TEXT
+    jaxtrain train mlm_a10_8 --data.path TEXT
 """
 
 from jaxtrain import config

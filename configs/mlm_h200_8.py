@@ -6,7 +6,7 @@ fine-tuning.
 
 Guide: docs/guides/masked-lm.md. A specialist would start from these values.
 
-    python -m jaxtrain.main --config mlm_h200_8 --data.path TEXT
+    jaxtrain train mlm_h200_8 --data.path TEXT
 """
 
 from jaxtrain import config

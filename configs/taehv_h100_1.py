@@ -11,7 +11,7 @@ Guide: docs/guides/video-autoencoder.md, "Crops". A specialist would evaluate wi
 PSNR does not see what the adversary gains. On 8 GPUs: `--mesh.fsdp 8 --data.batch_size 64
 --loop.steps 100000`.
 
-    python -m jaxtrain.main --config taehv_h100_1 --data.path CLIPS
+    jaxtrain train taehv_h100_1 --data.path CLIPS
 """
 
 from jaxtrain import config

@@ -9,7 +9,7 @@ Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would prepare t
 (`prepare latents`): the teacher does most of the step's work. On 8 GPUs:
 `--mesh.fsdp 8 --data.batch_size 64 --loop.steps 100000`.
 
-    python -m jaxtrain.main --config taew2_2_h100_1 --data.path CLIPS --model.teacher.weights VAE
+    jaxtrain train taew2_2_h100_1 --data.path CLIPS --model.teacher.weights VAE
 """
 
 from jaxtrain import config

@@ -6,7 +6,7 @@ in place of 70 with 16 of two, and take as long: 30 to 48 hours.
 Guide: docs/guides/video-autoencoder.md, "Fine-tune the big autoencoder". A specialist would add
 what `wan2_2_decoder_h100_8` names.
 
-    python -m jaxtrain.main --config wan2_2_decoder_h100_1 --data.path CLIPS --model.init_from VAE
+    jaxtrain train wan2_2_decoder_h100_1 --data.path CLIPS --model.init_from VAE
 """
 
 from jaxtrain import config

@@ -8,7 +8,7 @@ Guide: docs/guides/video-autoencoder.md, "Fine-tune the big autoencoder". A spec
 LPIPS and the adversary (the guide has the command), and look at the worst clips: no run has shown
 yet that these rates are the best.
 
-    python -m jaxtrain.main --config wan2_2_decoder_h100_8 --data.path CLIPS --model.init_from VAE
+    jaxtrain train wan2_2_decoder_h100_8 --data.path CLIPS --model.init_from VAE
 """
 
 from jaxtrain import config

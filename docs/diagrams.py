@@ -87,7 +87,7 @@ FLOW = (
         ("data/text/windows.py", "in worker processes: a piece of text"),
     ),
     (("data/pipeline.py", "a global batch on the devices"),),
-    (("training/step.py", "step(state, batch) -> (state, metrics)"),),
+    (("training/step.py", "step(state, batch, scalars) -> (state, metrics)"),),
     (("training/loop.py", "validates and saves when due, stops on a signal"),),
     (
         ("checkpoint/saver.py", "state, examples seen, checksums"),

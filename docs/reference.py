@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxtrain import config, errors, main
 from jaxtrain.config import files, metrics
+from jaxtrain.planning import shipped
 
 DOCS = Path(__file__).resolve().parent
 _MARKED = re.compile(
@@ -72,7 +73,7 @@ def _commands() -> dict[str, tuple[str, ...]]:
     actions = {"prepare": ("clips", "tokens", "latents")}
     found: dict[str, tuple[str, ...]] = {
         "jaxtrain": ("--help",),
-        "jaxtrain --config demo": ("--config", "demo", "--help"),
+        "jaxtrain train demo": ("train", "demo", "--help"),
     }
     for name in main.COMMANDS:
         found[name] = (name, "--help")
@@ -139,6 +140,24 @@ def _place(section: tuple[str, type[object]]) -> tuple[int, str, str]:
 def configs() -> str:
     """Each shipped config: the first line of its docstring, its batch, and what is sharded."""
     return table(("config", "run", "batch", "sharding"), map(_config_row, files.names()))
+
+
+def plans() -> str:
+    """The shipped plans of the configs."""
+    return table(
+        ("config", "GPUs", "GiB per GPU", "seconds per step", "hours", "jax"),
+        (
+            (
+                f"`{row.config}`",
+                f"{row.gpus} x {row.gpu.upper()}",
+                f"{row.needed_gib:.1f} of {row.capacity_gib:.1f}",
+                "{:.3g} to {:.3g}".format(*row.step_s),
+                "\N{EN DASH}" if row.hours is None else "{:.3g} to {:.3g}".format(*row.hours),
+                row.jax,
+            )
+            for row in shipped.rows()
+        ),
+    )
 
 
 def _config_row(name: str) -> tuple[str, str, str, str]:
@@ -227,7 +246,10 @@ def study(name: str) -> str:
 
 
 def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
+    from jaxtrain.comparison import sequential
+
     difference, pairs = answer["difference"], answer["pairs"]
+    center = sequential.center([pair["b"] - pair["a"] for pair in pairs])
     low, high = (
         "?" if difference[end] is None else f"{difference[end]:+.4f}" for end in ("low", "high")
     )
@@ -235,8 +257,8 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"`{answer['metric']}`",
         answer["at"],
-        f"{difference['mean']:+.4f} ({low} to {high})",
-        f"{100 * difference['mean'] / baseline:+.2f}%",
+        f"{center:+.4f} ({low} to {high})",
+        f"{100 * center / baseline:+.2f}%",
         answer["verdict"],
         str(len(pairs)),
         f"{answer['seconds'] / 3600:.1f}",
@@ -245,6 +267,7 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
+    "plans": plans,
     "training-metrics": lambda: of_metrics("training", "train"),
     "validation-metrics": lambda: of_metrics("validation", "val"),
     "speed-metrics": lambda: of_metrics("speed", "train"),

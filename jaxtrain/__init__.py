@@ -1,7 +1,7 @@
 """Train Flax models with one jitted, mesh-sharded step.
 
-The Python API: :func:`train`, :func:`load_model`, :func:`load_config`, and :func:`plan`. Importing
-this package loads no jax; the functions import what they need.
+The Python API: :func:`train`, :func:`compare`, :func:`load_model`, :func:`load_config`, and
+:func:`plan`. Importing this package loads no jax; the functions import what they need.
 """
 
 import os
@@ -18,7 +18,8 @@ IMPORTED_AT = time.time()
 _Changes = Mapping[str, Any] | None
 
 if TYPE_CHECKING:
-    from jaxtrain.comparison.experiment import At, Comparison
+    from jaxtrain.comparison.experiment import Comparison
+    from jaxtrain.comparison.side import At
     from jaxtrain.config import Precision, Run
     from jaxtrain.inference.model import Model
     from jaxtrain.planning.planner import Plan
@@ -173,10 +174,12 @@ def compare(
     metric: str | None = None,
     practical: float | None = None,
     at: "At" = "steps",
+    fit_time: str | None = None,
     pairs: int = 20,
     hours: float | None = None,
     output_dir: str | Path | None = None,
     runs: str | Path | None = None,
+    keep_checkpoints: bool = False,
     simulate_devices: int | None = None,
     quiet: bool = False,
 ) -> "Comparison":
@@ -191,11 +194,14 @@ def compare(
         overrides: as for :func:`load_config`, of both sides.
         metric: of the last validation; None takes ``checkpoint.best_metric``.
         practical: a difference below it does not matter.
-        at: what the sides have in common: ``"steps"``, ``"time"`` or ``"flops"``.
+        at: what the sides have in common: ``"steps"`` or ``"flops"``.
+        fit_time: such as ``"5m"``: the steps of each side follow from it, and from the time of a
+            step, which is measured once.
         pairs: the most pairs.
         hours: no pair begins after that many hours of training.
         output_dir: folder of the results; None makes ``output/compare/NAME-ID``.
         runs: folder of the runs, which several comparisons can share; None is ``runs`` in it.
+        keep_checkpoints: keep those of runs that are judged.
         simulate_devices: virtual CPU devices of each run.
         quiet: print nothing.
 
@@ -204,8 +210,11 @@ def compare(
         RunAgain: only temporary failures.
     """
     from jaxtrain import comparison, terminal
-    from jaxtrain.comparison.experiment import At
-    from jaxtrain.config import invocation
+    from jaxtrain.comparison.experiment import Question
+    from jaxtrain.comparison.fit_time import seconds as duration
+    from jaxtrain.comparison.side import At, Side
+    from jaxtrain.config import field_values, invocation
+    from jaxtrain.storage.atomic import expanded
 
     _check_types(
         config=(config, str),
@@ -215,30 +224,45 @@ def compare(
         metric=(metric, str | None),
         practical=(practical, float | None),
         at=(at, At),
+        fit_time=(fit_time, str | None),
         pairs=(pairs, int),
         hours=(hours, float | None),
         output_dir=(output_dir, str | None),
         runs=(runs, str | None),
+        keep_checkpoints=(keep_checkpoints, bool),
         simulate_devices=(simulate_devices, int | None),
         quiet=(quiet, bool),
     )
+
+    def side(name: "str | Path", fields: Mapping[str, Any]) -> Side:
+        load_config(name, fields)  # refuses values of the wrong type
+        words = [
+            word
+            for field, value in fields.items()
+            for word in (f"--{field}", *field_values.words(field_values.plain(value)))
+        ]
+        return Side(str(name), tuple(words), " ".join([str(name), *words]))
+
     with invocation.from_python():
-        a = load_config(config, overrides)
-        b = load_config(config if other is None else other, {**(overrides or {}), **(change or {})})
-        return comparison.run(
-            a,
-            b,
-            (f"{config}", " ".join([f"{other or config}", *map(str, (change or {}).items())])),
+        common = overrides or {}
+        question = Question(
+            sides=(side(config, common), side(other or config, {**common, **(change or {})})),
             metric=metric,
             practical=practical,
             at=at,
+            fit_s=None if fit_time is None else duration(fit_time),
             pairs=pairs,
             hours=hours,
-            output_dir=None if output_dir is None else Path(output_dir),
-            runs_dir=None if runs is None else Path(runs),
+            keep_checkpoints=keep_checkpoints,
             simulate_devices=simulate_devices,
-            say=(lambda line: None) if quiet else terminal.out,
         )
+        (answer,) = comparison.compare(
+            question,
+            None if output_dir is None else expanded(output_dir),
+            None if runs is None else expanded(runs),
+            (lambda line: None) if quiet else terminal.out,
+        )
+        return answer
 
 
 def plan(

@@ -11,7 +11,7 @@ RUN_AGAIN = 75  # temporary failure: retry with --resume latest (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours
 
 EXIT_CODES = {
-    DONE: "done",
+    DONE: "done; `compare`: the change is better",
     1: "unexpected error, with a traceback; `prepare`, or `encode` or `decode` of a folder, could "
     "not process some inputs; `doctor` found problems; "
     "`checkpoints` found a damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` "
@@ -20,6 +20,18 @@ EXIT_CODES = {
     3: "`plan`: the run does not fit",
     HOPELESS: "a gate of `loop.gates` is not met, or a canary found that the run cannot succeed; "
     "launchers do not restart it",
+    **{
+        20 + number: f"`compare`: {verdict}"
+        for number, verdict in enumerate(
+            (
+                "the sides are equivalent (`--practical`)",
+                "they are identical",
+                "undecided",
+                "the change is worse",
+                "a side diverged",
+            )
+        )
+    },
     RUN_AGAIN: "temporary failure; run the same command again, a run with `--resume latest`: "
     "SIGTERM, a closed terminal, a hang, a lost process, a disk or bucket that rejects checkpoints "
     "or other results, a data disk or server that does not respond, or a device that computes "
@@ -87,6 +99,10 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return "; also: ".join(map(str, self.messages))
+
+
+class BadSteps(InputError):
+    """Bad steps have ended a run: its loss or gradient is NaN/Inf, or its gradient is too large."""
 
 
 class RunAgain(Exception):

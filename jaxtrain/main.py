@@ -1,4 +1,4 @@
-"""Runs the command line: ``jaxtrain --config NAME`` trains, ``jaxtrain COMMAND`` runs a command.
+"""Runs the command line: ``jaxtrain train NAME`` trains, ``jaxtrain COMMAND`` runs a command.
 
 Data worker processes import this module first, too. So it imports nothing heavy before it has
 chosen the command, and no jax in workers.
@@ -25,10 +25,11 @@ from jaxtrain.xla import platform
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong usage
-    or invalid input, 3 a plan does not fit, 4 a gate or canary ended the run, 75 temporary
-    failure (such as SIGTERM, a hang or a full disk), 130 Ctrl-C, 134 ended by jax because another
-    process is gone, 141 output pipe closed.
+    0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench, or in some inputs
+    of prepare, encode or decode), 2 wrong usage or invalid input, 3 a plan does not fit, 4 a gate
+    or canary ended the run, 20 to 24 the verdict of compare, 75 temporary failure (such as SIGTERM,
+    a hang or a full disk), 130 Ctrl-C, 134 ended by jax because another process is gone, 141 output
+    pipe closed.
     """
     arguments = _with_flags(sys.argv[1:] if arguments is None else arguments)
     platform.use_cpu_without_driver(os.environ)

@@ -55,6 +55,7 @@ from jaxtrain import terminal
 from jaxtrain.checkpoint import store
 from jaxtrain.checkpoint.own_files import LAUNCH, RESTARTS
 from jaxtrain.errors import (
+    DONE,
     HOPELESS,
     INTERRUPTED,
     RUN_AGAIN,
@@ -632,6 +633,9 @@ class Local(Launcher):
         if not arguments:
             raise InputError(f"how many processes? {usage}")
         count, *arguments = arguments
+        if count in ("--help", "-h"):
+            terminal.out(f"usage: {usage}")
+            raise SystemExit(DONE)
         if not re.fullmatch("[1-9][0-9]*", count):
             raise InputError(f"'{count}' is not a number of processes: {usage}")
         super().__init__(script, arguments)

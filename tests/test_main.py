@@ -24,7 +24,7 @@ from jaxtrain.training.diagnosis import profiler
 def test_the_flags_are_fixed() -> None:
     """New settings are config fields, not flags."""
     run = {"--config", "--output-dir", "--resume", "--again", "--simulate-devices", "--debug"}
-    run |= {"--profile", "--track"}
+    run |= {"--profile", "--track", "--fit-time"}
     assert {flag.typed for flag in flags.of(RunFlags)} == run
     assert set(train.all_flags()) == {*run, "--version", "--help", "-h"}
     assert set(run_flags.ONE_RUN_ONLY) < set(run_flags.FLAGS)
@@ -81,7 +81,7 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
     ("arguments", "said"),
     [
         (["--config", "h10_16"], "h100_16"),
-        (["--confg", "demo"], "--config is missing"),
+        (["--confg", "demo"], "the name of a config is missing"),
         ([*DEMO_ON_8, "--optim.peek_lr", "1"], "--optim.peak_lr"),
         ([*DEMO_ON_8, "--profil", "2:3"], "did you mean --profile?"),
         (["plan", *DEMO_ON_8, "--profil", "2:3"], "did you mean --profile?"),
@@ -186,7 +186,7 @@ def test_help_of_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--optim.peak_lr" in text
     assert "--loop.log_every" in text
     assert "--data.path" not in text
-    assert "--config demo" in text
+    assert "Defaults are those of demo." in text
     assert main.main(["--help", "generate"]) == 2
     assert "generate is a command" in capsys.readouterr().err
 

@@ -82,9 +82,9 @@ def measure(request: dict[str, Any], send: Send) -> None:
     with built.lowering():
         step = traced.lower().compile()
     lap("start/compile")
-    batch = synthetic_batch(built)
+    batch, scalars = synthetic_batch(built), built.schedule.scalars(0)
     began = time.perf_counter()
-    state, metrics = step(state, batch)
+    state, metrics = step(state, batch, scalars)
     jax.block_until_ready(metrics)
     lap("start/first_step")
     rows["start/total"] = sum(rows[name] for name in rows if name.startswith("start/"))
@@ -148,6 +148,7 @@ class _Session:
     ) -> None:
         self.built, self.step, self.cost, self.batch = built, step, cost, batch
         self._state, self._seconds = state, seconds
+        self._scalars = built.schedule.scalars(0)  # the values do not change the time
 
     @property
     def state(self) -> State:
@@ -163,7 +164,7 @@ class _Session:
             batch: on the devices.
             step: the program; None is :attr:`step`.
         """
-        self._state, metrics = (step or self.step)(self.state, batch)
+        self._state, metrics = (step or self.step)(self.state, batch, self._scalars)
         return metrics
 
     def times(

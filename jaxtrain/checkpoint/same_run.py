@@ -12,6 +12,8 @@ from jaxtrain.models import from_file
 from jaxtrain.storage import addresses
 from jaxtrain.terminal import Say
 
+_FILES_TO_NAME = 5
+
 
 def check_same_run(
     source: str,
@@ -21,9 +23,12 @@ def check_same_run(
     fingerprint: str,
     settings: Mapping[str, Any],
     versions: Mapping[str, str],
+    code: Mapping[str, str],
     say: Say,
 ) -> None:
     """The checkpoint must have this run's order of examples; prints other differences.
+
+    Other code does not prevent a resume: to fix a model is often why a run resumes.
 
     Args:
         source: the checkpoint, as it is printed.
@@ -32,6 +37,7 @@ def check_same_run(
         fingerprint: of this run's data.
         settings: this run's config, from :func:`jaxtrain.config.to_dict`.
         versions: of jaxtrain and the packages that it uses.
+        code: source file -> digest.
         say: receives a line for each difference.
 
     Raises:
@@ -63,6 +69,8 @@ def check_same_run(
         say(f"differs from the checkpoint: {difference}")
     for difference in config.differences(saved["versions"], versions):
         say(f"version differs from the checkpoint: {difference}")
+    if edited := _edited(saved.get("code", {}), code):
+        say(f"code differs from the checkpoint: {edited}")
     from_file.check_not_in_weights(model, old["model"], source)
 
 
@@ -87,6 +95,13 @@ def check_file_weights(source: str, saved: Mapping[str, str], of_files: Mapping[
                 f"this config's files have ({file_sum}): pass the files that the run started with, "
                 "which its config.json names"
             )
+
+
+def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Returns the source files that have changed, or are there only once; "" if none has."""
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    more = len(names) - _FILES_TO_NAME
+    return ", ".join(names[:_FILES_TO_NAME]) + (f", and {more} more" if more > 0 else "")
 
 
 def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:

@@ -55,7 +55,7 @@ class Finding:
     why: str
 
 
-def main(flags: commands.CheckpointSaver) -> int:
+def main(flags: commands.Checkpoints) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
     Checkpoints that were moved to ``aside/`` do not count.

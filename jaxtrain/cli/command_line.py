@@ -103,28 +103,35 @@ def require_config(name: str | None) -> None:
     """
     if not name:
         raise InputError(
-            "--config is missing; try demo, demo_gpt, or demo_mlm; "
+            "the name of a config is missing; try demo, demo_gpt, or demo_mlm; "
             f"{invocation.program()} configs list describes all {len(files.names())}"
         )
 
 
 @contextlib.contextmanager
 def cleaning_up() -> Iterator[None]:
-    """Makes SIGTERM raise Stopped, so that incomplete files are deleted and workers end."""
+    """Makes SIGTERM and SIGHUP raise Stopped, so that incomplete files are deleted and workers end.
+
+    A closed terminal or connection sends SIGHUP, unless ``nohup`` started the command.
+    """
 
     def leave(number: int, _: Any) -> None:
-        raise Stopped("SIGTERM")
+        raise Stopped("SIGHUP" if number == signal.SIGHUP else "SIGTERM")
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if number != signal.SIGHUP or handler != signal.SIG_IGN:
+            signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager
 def resumable(finished: str) -> Iterator[None]:
-    """Does the same for a command that can be repeated, and says so after SIGTERM or Ctrl-C.
+    """Does the same for a command that can be repeated, and says so after a signal.
 
     Args:
         finished: what is kept, such as "videos".
@@ -133,7 +140,8 @@ def resumable(finished: str) -> Iterator[None]:
         with cleaning_up():
             yield
     except (Stopped, KeyboardInterrupt):
-        terminal.warn(
-            f"stopped; finished {finished} are kept: start the same command again to continue"
-        )
+        with contextlib.suppress(OSError):  # the terminal is closed
+            terminal.warn(
+                f"stopped; finished {finished} are kept: start the same command again to continue"
+            )
         raise

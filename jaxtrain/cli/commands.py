@@ -542,15 +542,17 @@ class Ceilings(Json):
 class Compare(OfConfig, Json):
     """Tells whether a change is better, by pairs of runs that share their seed.
 
-    After each pair it prints the mean difference with an interval that is valid at every look, and
-    it stops at a verdict: better, worse, equivalent (with --practical), or identical to the bit. No
-    verdict of a difference is possible before the sixth pair. --section.field VALUE changes both
-    sides. To continue after a stop, repeat the command. Runs that exist are compared in pairs, with
-    equal seeds.
+    After each pair it prints the difference with an interval that is valid at every look, and it
+    stops at a verdict: better, worse, equivalent (with --practical), identical to the bit, or
+    diverged. No verdict of a difference is possible before the sixth pair. --section.field VALUE
+    changes all sides. To continue after a stop, repeat the command: runs are used again as long as
+    their code and data stay the same. Runs that exist are compared in pairs, with equal seeds. The
+    exit code says the verdict.
     """
 
     usages = (
         'compare NAME --change "--section.field VALUE ..." [flags] [--section.field VALUE ...]',
+        "compare NAME --change-code REV [flags] [--section.field VALUE ...]",
         "compare NAME_A NAME_B [flags] [--section.field VALUE ...]",
         "compare RUN_A RUN_B [RUN_A RUN_B ...] [flags]",
     )
@@ -559,23 +561,32 @@ class Compare(OfConfig, Json):
     """the other config; or more run directories"""
     _: dataclasses.KW_ONLY
     change: Annotated[tuple[str, ...], "FIELDS"] = ()
-    """fields that side b changes, in quotes: "--optim.peak_lr 2e-3"; may be repeated"""
+    """fields that side b changes, in quotes: "--optim.peak_lr 2e-3"; repeat it for further changes,
+    each a side of its own: they share the runs of a"""
+    change_code: Annotated[tuple[str, ...], "REV"] = ()
+    """side b trains with the code of this commit of the checkout that has the config; repeat it for
+    further ones"""
     metric: Annotated[str | None, "NAME"] = None
     """metric of the last validation (default: checkpoint.best_metric)"""
     practical: Annotated[float | None, "D", Bounds(above=0)] = None
     """a difference smaller than D does not matter: below it, the sides are equivalent"""
-    at: Literal["steps", "time", "flops"] = "steps"
-    """what both sides have in common: the number of steps; or time or flops, as measured or counted
-    for a step, from which the steps of b follow (default: steps)"""
+    at: Literal["steps", "flops"] = "steps"
+    """what the sides have in common: the number of steps; or flops, as counted for a step, from
+    which the steps of b follow (default: steps)"""
+    fit_time: Annotated[str | None, "TIME"] = None
+    """the steps of each side follow from the time that it may train, such as 5m, and from that of a
+    step, which is measured once on this machine"""
     pairs: Annotated[int, "N", _ONE] = 20
     """maximum number of pairs (default: 20)"""
     hours: Annotated[float | None, "H", Bounds(above=0)] = None
-    """begin no pair after H hours of training"""
+    """begin no pair after H hours of training; with several devices, those ahead continue"""
     output_dir: Annotated[Path | None, "DIR"] = None
     """folder of the results (default: output/compare/NAME-ID)"""
     runs: Annotated[Path | None, "DIR"] = None
     """folder of the runs; comparisons with the same one share equal runs (default: runs in the
     folder of the results)"""
+    keep_checkpoints: bool = False
+    """keep the checkpoints of runs that are judged (default: they are deleted)"""
     simulate_devices: Annotated[int | None, "N", _ONE] = None
     """run on N virtual CPU devices"""
 
@@ -601,7 +612,7 @@ class ConfigsDiff(Command):
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointSaver(Json):
+class Checkpoints(Json):
     """Lists and verifies the checkpoints of a run; shows which one a resume uses.
 
     --prune deletes those in aside/, which were superseded or damaged, with their files.
@@ -674,7 +685,7 @@ TABLE: Mapping[str, type[Command]] = {
     "configs list": ConfigsList,
     "configs show": ConfigsShow,
     "configs diff": ConfigsDiff,
-    "checkpoints": CheckpointSaver,
+    "checkpoints": Checkpoints,
     "find-nan": FindNan,
     "report": Report,
 }

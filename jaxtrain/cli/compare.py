@@ -3,16 +3,20 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
-from jaxtrain import comparison, config, terminal
+from jaxtrain import comparison, terminal
 from jaxtrain.cli import command_line, commands
-from jaxtrain.comparison import experiment, report
+from jaxtrain.comparison import experiment, fit_time, report
+from jaxtrain.comparison.code import Code
+from jaxtrain.comparison.side import Side
+from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
 
 def main(flags: commands.Compare) -> int:
-    """Runs the command and returns its exit code.
+    """Runs the command and returns its exit code, which says the verdict.
 
     Raises:
         InputError: wrong use, or a run that cannot end well.
@@ -21,17 +25,26 @@ def main(flags: commands.Compare) -> int:
     atomic.check_writable("--json", flags.json)
     names = (flags.config, *flags.others)
     folders = [atomic.expanded(name) for name in names]
-    if all(folder.is_dir() for folder in folders):
-        answer = _existing(flags, folders)
+    # A folder may have the name of a shipped config, which is meant then.
+    if all(folder.is_dir() for folder in folders) and not {*names} & {*files.names()}:
+        answers = [_existing(flags, folders)]
+        content: dict[str, Any] = {
+            "metric": answers[0].metric,
+            "better": answers[0].mode,
+            "level": answers[0].level,
+            "seconds": answers[0].seconds,
+            "answers": [answer.to_dict() for answer in answers],
+        }
     else:
-        answer = _trained(flags, names)
+        folder, answers = _trained(flags, names)
+        content = atomic.read_json(folder / experiment.NAME)
     if flags.json is not None:
-        atomic.write_whole(flags.json, json.dumps(answer.to_dict(), indent=1) + "\n")
-    return 0
+        atomic.write_whole(flags.json, json.dumps(content, indent=1) + "\n")
+    return min(experiment.VERDICTS[answer.verdict] for answer in answers)
 
 
 def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Comparison:
-    if flags.overrides or flags.change:
+    if flags.overrides or flags.change or flags.change_code:
         raise InputError("compare of runs that exist changes no fields: drop them")
     if len(folders) % 2:
         raise InputError(
@@ -41,40 +54,49 @@ def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Compar
     pairs = list(zip(folders[::2], folders[1::2], strict=True))
     answer = experiment.of_existing(pairs, flags.metric, None, flags.practical)
     terminal.out(experiment.summary(answer))
+    for warning in answer.warnings:
+        terminal.out(f"warning: {warning}")
     if flags.output_dir is not None:
         words = (" ".join(map(str, folders[::2])), " ".join(map(str, folders[1::2])))
-        report.write(answer, words, flags.output_dir / report.NAME)
+        report.write([answer], words, flags.output_dir / report.NAME)
         terminal.out(f"report: {flags.output_dir / report.NAME}")
     return answer
 
 
-def _trained(flags: commands.Compare, names: tuple[str, ...]) -> experiment.Comparison:
+def _trained(
+    flags: commands.Compare, names: tuple[str, ...]
+) -> tuple[Path, list[experiment.Comparison]]:
     if len(names) > 2:
         raise InputError(
             f"compare takes two configs, not {len(names)}: {' '.join(names)}; or pairs of run "
             "directories that exist"
         )
-    changes = [word for change in flags.change for word in shlex.split(change)]
-    if len(names) == 1 and not changes:
+    if len(names) == 1 and not flags.change and not flags.change_code:
         raise InputError(
-            f'what is compared with {names[0]}? Add --change "--section.field VALUE", or another '
-            "config"
+            f'what is compared with {names[0]}? Add --change "--section.field VALUE", '
+            "--change-code REV, or another config"
         )
-    sides = [(names[0], [*flags.overrides]), (names[-1], [*flags.overrides, *changes])]
-    a, b = (config.load(name, overrides) for name, overrides in sides)
-    words = tuple(shlex.join([name, *overrides]) for name, overrides in sides)
+
+    def side(name: str, change: list[str], revision: str = "") -> Side:
+        words = [name, *flags.overrides, *change]
+        shown = shlex.join(words) + (f" (code of {revision})" if revision else "")
+        return Side(name, tuple(words[1:]), shown, Code.of(name, revision) if revision else None)
+
+    changed = [side(names[-1], shlex.split(change)) for change in flags.change]
+    changed += [side(names[-1], [], revision) for revision in flags.change_code]
+    sides = [side(names[0], []), *(changed or [side(names[-1], [])])]
+    question = experiment.Question(
+        sides=tuple(sides),
+        metric=flags.metric,
+        practical=flags.practical,
+        at=flags.at,
+        fit_s=None if flags.fit_time is None else fit_time.seconds(flags.fit_time),
+        pairs=flags.pairs,
+        hours=flags.hours,
+        keep_checkpoints=flags.keep_checkpoints,
+        simulate_devices=flags.simulate_devices,
+    )
+    folder = flags.output_dir or experiment.default_folder(question)
     with command_line.resumable("runs"):
-        return comparison.run(
-            a,
-            b,
-            (words[0], words[1]),
-            metric=flags.metric,
-            practical=flags.practical,
-            at=flags.at,
-            pairs=flags.pairs,
-            hours=flags.hours,
-            output_dir=flags.output_dir,
-            runs_dir=flags.runs,
-            simulate_devices=flags.simulate_devices,
-            say=terminal.out,
-        )
+        answers = comparison.compare(question, folder, flags.runs, terminal.out)
+    return folder, list(answers)

@@ -5,12 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import terminal, versions
+from jaxtrain import terminal
 from jaxtrain.cli import commands
 from jaxtrain.planning import input_rate, report
 from jaxtrain.planning.planner import Plan, Planner, check_numbers
 from jaxtrain.storage import atomic
-from jaxtrain.xla import platform
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 DOES_NOT_FIT = 3
@@ -41,27 +40,20 @@ def _plan(flags: commands.Plan) -> int:
         host,
         flags.efficiency,
     )
-    complete = platform.has_cuda_plugin()
-    if not complete:
-        terminal.out(
-            "without jax's compiler for GPUs, this is an estimate: whether the run fits, its time, "
-            "and its cost stay unknown. To install it (no GPU required), press Ctrl-C and run "
-            f"{versions.install('cuda12')}"
-        )
     for line in planner.said:
         terminal.out(line)
-    where = "(about half a minute)" if complete else "for a CPU (up to several minutes)"
-    terminal.out(f"compiling the step {where} ...")
+    planner.check_compiler()
+    terminal.out("compiling the step (about half a minute) ...")
     plan = planner.plan()
     terminal.out(f"\n{report.text(plan)}")
     content = plan.as_json()
     _write(content, flags.json)
-    if flags.fit or plan.fits is False:
+    if flags.fit or not plan.fits:
         content["fit"] = _search(planner, plan, flags)
         _write(content, flags.json)
     if flags.json:
         terminal.out(f"\nwritten to {flags.json}")
-    return DOES_NOT_FIT if plan.fits is False else 0
+    return 0 if plan.fits else DOES_NOT_FIT
 
 
 def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any]:
@@ -81,15 +73,8 @@ def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any
             if flags.fit
             else "the fastest alternatives that fit, of those tried"
         )
-        if plan.step.estimate:
-            title += " (estimate from FLOPs alone)"
         terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
-    if not fitting and any(each.fits is None for each in tried):
-        terminal.out(
-            "whether one of them fits is unknown without JAX's GPU compiler: "
-            f"{versions.install('cuda12')}"
-        )
-    elif not fitting:
+    if not fitting:
         terminal.out(
             "none of them fits: use more GPUs (--gpus 2x8), a GPU with more memory (--gpu), "
             "a smaller global batch, or a smaller model"

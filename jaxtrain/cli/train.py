@@ -8,10 +8,12 @@ import itertools
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxtrain.distributed.signals import StopSignals
-from jaxtrain.errors import InputError
+from jaxtrain.errors import INTERRUPTED, InputError, Stopped
 from jaxtrain.storage import addresses
+from jaxtrain.xla.subprocess_worker import Send
 
 Groups = Mapping[str, Mapping[str, str]]
 """Task -> command -> one line of help."""
@@ -55,6 +57,12 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
 
     typed, problems = flags.parse(RunFlags, "train", arguments)
     command_line.require_config(typed.config)
+    if typed.fit_time is not None and not problems:
+        from jaxtrain import terminal
+        from jaxtrain.comparison import fit_time
+
+        length = fit_time.length(typed, terminal.out)
+        typed = dataclasses.replace(typed, overrides=(*typed.overrides, *length))
     run, misfits = overrides.apply_fitting(config.named(typed.config), typed.overrides)
     problems += misfits
     if run is None:
@@ -69,6 +77,29 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     )
     preflight.refuse(run, typed, problems)
     return session.start(run, typed, signals)
+
+
+def in_worker(request: dict[str, Any], send: Send) -> None:
+    """Trains in a process of its own, for ``compare``; sends ``{"code": exit code}``.
+
+    Args:
+        request: ``arguments``, as of the command line.
+        send: receives the message.
+
+    Raises:
+        InputError: wrong use or input.
+        RunAgain: something outside of jaxtrain is full or temporarily missing.
+    """
+    from jaxtrain.jobs import worker_process
+
+    with worker_process.started_by_us(), StopSignals() as signals:
+        try:
+            code = main(request["arguments"], signals, {})
+        except Stopped as stopped:
+            code = stopped.code
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+    send({"code": code})
 
 
 def all_flags() -> list[str]:
@@ -96,7 +127,7 @@ def _help(arguments: Sequence[str], groups: Groups) -> str:
             raise InputError(f"{name} is a command, not a section: use {name} --help")
     run = config.named(typed.config or _DEMO)
     if names:
-        note = "" if typed.config else f"\n\nDefaults are those of --config {_DEMO}."
+        note = "" if typed.config else f"\n\nDefaults are those of {_DEMO}."
         return config_help.fields(run, names) + note
     return "\n".join(
         (

@@ -18,7 +18,7 @@ from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file, video_ae
 from jaxtrain.models.video_ae import network, timing
 from jaxtrain.storage import atomic, tensor_files
-from jaxtrain.training import state
+from jaxtrain.training import state_size
 
 
 def main(flags: commands.Export | commands.Import) -> int:
@@ -97,6 +97,19 @@ def _can_write(model: Any, *, folder: bool) -> bool:
     return bool(model.has_folder if folder else model.has_weights)
 
 
+def _other_form(model: Any, name: str, *, folder: bool) -> str:
+    """Explains why a model cannot be exported to a folder or to a file, and what to do."""
+    if not _can_write(model, folder=not folder):
+        return f"a model {name} cannot be exported"
+    if not folder:
+        return f"a model {name} has no weights file: write a folder with --format hf"
+    comfyui = ", or write --format comfyui" if model.task == "reconstruct" else ""
+    return (
+        f"transformers and diffusers have no network like this {name}, so there is no folder for "
+        f"them: omit --format hf, for a weights file{comfyui}"
+    )
+
+
 class _Written(NamedTuple):
     """What was written.
 
@@ -128,14 +141,7 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
             f"has no such model as this {name}: export a weights file instead, without --push"
         )
     if not _can_write(loaded.model, folder=folder):
-        able = [
-            name for name, kind in from_file.configs() if _can_write(kind.tiny(), folder=folder)
-        ]
-        form = "a folder" if folder else "a weights file"
-        raise InputError(
-            f"{loaded.source}: the model {name} cannot be exported to {form}; export can write "
-            f"{', '.join(sorted(able))}"
-        )
+        raise InputError(f"{loaded.source}: {_other_form(loaded.model, name, folder=folder)}")
     if flags.reference is not None and (folder or loaded.model.task != "reconstruct"):
         raise InputError(
             f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
@@ -247,7 +253,7 @@ def _import_recognized(
     fields = ", ".join(f"{name} {value}" for name, value in from_file.in_weights(model).items())
     terminal.out(
         f"{flags.source}: {from_file.name_of(model)}, {fields}; "
-        f"{state.parameter_count(params):,} parameters\nwrote {flags.target}"
+        f"{state_size.parameter_count(params):,} parameters\nwrote {flags.target}"
     )
     return 0
 
@@ -281,7 +287,7 @@ def _import_folder(flags: commands.Import) -> int:
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
         f"{size['num_attention_heads']} heads, width {size['hidden_size']}, "
         f"{size['vocab_size']:,} tokens, {size['max_position_embeddings']} positions; "
-        f"{state.parameter_count(loaded.params):,} parameters\nwrote {flags.target}"
+        f"{state_size.parameter_count(loaded.params):,} parameters\nwrote {flags.target}"
     )
     return 0
 
@@ -303,7 +309,7 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
     return (
         f"{kind}, patches of {model.patch_size}x{model.patch_size}, {model.latent_channels} latent "
         f"channels per {model.timing.factor} frames, {trim}; "
-        f"{state.parameter_count(params):,} parameters "
+        f"{state_size.parameter_count(params):,} parameters "
         f"(encoder {counts['encoder.']:,}, decoder {counts['decoder.']:,})"
     )
 

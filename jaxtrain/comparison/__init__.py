@@ -1,77 +1,74 @@
 """Tells whether a change is better: pairs of runs, and an interval valid after each of them."""
 
+import contextlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.terminal import Say
 
 if TYPE_CHECKING:
-    from jaxtrain.comparison.experiment import At, Comparison
+    from jaxtrain.comparison.experiment import Comparison, Question
 
 
-def run(
-    a: config.Run,
-    b: config.Run,
-    words: tuple[str, str],
-    *,
-    metric: str | None,
-    practical: float | None,
-    at: "At",
-    pairs: int,
-    hours: float | None,
-    output_dir: Path | None,
-    runs_dir: Path | None,
-    simulate_devices: int | None,
-    say: Callable[[str], None],
-) -> "Comparison":
-    """Compares two configs, and writes ``compare.json`` and the report after each pair.
+def compare(
+    question: "Question", output_dir: Path | None, runs_dir: Path | None, say: Say
+) -> "Sequence[Comparison]":
+    """Compares a config with changes, and writes ``compare.json`` and the report after each pair.
 
     Args:
-        a: the config without the change.
-        b: the config with the change.
-        words: what each side is, for people.
-        metric: None takes ``checkpoint.best_metric`` of a.
-        practical: see :class:`jaxtrain.comparison.experiment.Question`, as ``at``, ``pairs`` and
-            ``hours``.
-        at: see there.
-        pairs: see there.
-        hours: see there.
+        question: what is asked.
         output_dir: folder of the results; None derives it from the question.
         runs_dir: folder of the runs; None is ``runs`` in it.
-        simulate_devices: as the flag of a run.
         say: prints a line.
+
+    Returns:
+        The answer about each change.
 
     Raises:
         InputError: wrong use, or a run that cannot end well.
         RunAgain: only temporary failures; the same call continues.
     """
-    from jaxtrain.comparison import costs, experiment, report, runs
+    from jaxtrain.comparison import experiment, report, runs, side
 
-    question = experiment.asked(a, b, words, metric, practical, at, pairs, hours)
     folder = output_dir or experiment.default_folder(question)
-    shared = runs_dir or folder / "runs"
-
-    def measured() -> tuple[float, float]:
-        return (
-            costs.of_flops(a, b, say)
-            if at == "flops"
-            else costs.of_times(a, b, simulate_devices, say)
+    # Errors at once. Those of a config of other code come from the process that has this code.
+    loaded = [config.load(one.config, one.overrides) for one in question.sides if one.code is None]
+    for label, run in zip(question.labels, loaded, strict=False):
+        side.check(run, question.metric, label)
+        if run.seed != loaded[0].seed:
+            raise InputError(
+                f"the sides of a pair share their seed, but side {label} has seed {run.seed}, and "
+                f"a {loaded[0].seed}: change other fields"
+            )
+    say(f"comparing in {folder}; reading the configs, the data, and the code")
+    words = [one.words for one in question.sides]
+    with (
+        contextlib.ExitStack() as stack,
+        runs.Trainer(os.environ, question.simulate_devices, say) as trainer,
+    ):
+        sides = [
+            one
+            if one.code is None
+            else dataclasses.replace(
+                one, code=stack.enter_context(one.code.checked_out(folder / "code"))
+            )
+            for one in question.sides
+        ]
+        question = dataclasses.replace(question, sides=tuple(sides))
+        made = experiment.Experiment(
+            question,
+            folder.absolute(),
+            (runs_dir or folder / "runs").absolute(),
+            trainer,
+            runs.slots(loaded[0].mesh, question.simulate_devices),
+            say,
+            lambda answers: report.write(answers, words, folder.absolute() / report.NAME),
         )
-
-    trainer = runs.Trainer(os.environ, simulate_devices)
-    made = experiment.Experiment(
-        question,
-        folder.absolute(),
-        shared.absolute(),
-        trainer,
-        runs.slots(a, simulate_devices),
-        simulate_devices,
-        measured,
-        say,
-        lambda answer: report.write(answer, words, folder.absolute() / report.NAME),
-    )
-    answer = made.run()
+        answers = made.run()
     say(f"report: {folder / report.NAME}")
-    return answer
+    return answers

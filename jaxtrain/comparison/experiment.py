@@ -1,9 +1,12 @@
-"""Compares two configs by pairs of runs, until an interval answers the question.
+"""Compares a config with changes of it by pairs of runs, until intervals answer the question.
 
 The two runs of a pair have the same seed, and so the same order of the data, the same randomness in
 each step, and, where the change leaves all parameters as they are, the same initial ones. What the
 runs share cancels out in their difference; seeds vary between pairs. After each pair,
 :mod:`jaxtrain.comparison.sequential` says which differences are still possible.
+
+Several changes share the runs of the baseline. Each has an interval of its own, at the level
+divided by their number: so the probability of *any* false verdict of a difference stays 5%.
 """
 
 import dataclasses
@@ -17,9 +20,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from jaxtrain import config, versions
+from jaxtrain import config
 from jaxtrain.comparison import runs, sequential
+from jaxtrain.comparison.identities import FOLDER, Identities
 from jaxtrain.comparison.sequential import Interval
+from jaxtrain.comparison.side import At, Facts, Side
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
@@ -27,10 +32,17 @@ from jaxtrain.terminal import Say
 
 NAME = "compare.json"
 ROOT = Path("output/compare")
-SIDES = ("a", "b")
 
-Verdict = Literal["better", "worse", "equivalent", "identical", "undecided", "failed"]
-At = Literal["steps", "time", "flops"]
+Verdict = Literal["better", "worse", "equivalent", "identical", "undecided", "diverged"]
+VERDICTS: dict[Verdict, int] = {
+    "better": 0,
+    "equivalent": 20,
+    "identical": 21,
+    "undecided": 22,
+    "worse": 23,
+    "diverged": 24,
+}
+"""Verdict -> exit code of ``compare``; with several changes, the first of these that one has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,130 +50,124 @@ class Question:
     """What is asked.
 
     Attributes:
-        a: the config without the change.
-        b: the config with the change.
-        words: what was typed for each side, for people.
-        metric: such as ``"val/psnr"``.
-        mode: whether larger ("max") or smaller ("min") values of it are better.
+        sides: the config without a change, then with each change.
+        metric: such as ``"val/psnr"``; None takes ``checkpoint.best_metric``.
         practical: a difference that is too small to matter; None if any matters.
-        at: what the two sides have in common: the number of steps, the time, or the FLOPs.
+        at: what the two sides have in common: the number of steps, or the FLOPs.
+        fit_s: seconds of training into which the steps of each side fit; None keeps the steps.
         pairs: the most pairs.
         hours: the most hours of training; None for no limit.
+        keep_checkpoints: whether those of judged runs stay.
+        simulate_devices: as the flag of a run.
     """
 
-    a: config.Run
-    b: config.Run
-    words: tuple[str, str]
-    metric: str
-    mode: metrics.Mode
+    sides: tuple[Side, ...]
+    metric: str | None = None
     practical: float | None = None
     at: At = "steps"
+    fit_s: float | None = None
     pairs: int = 20
     hours: float | None = None
+    keep_checkpoints: bool = False
+    simulate_devices: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that one of both sets the steps.
+
+        Raises:
+            InputError: both do.
+        """
+        if self.fit_s is not None and self.at != "steps":
+            raise InputError(f"--at {self.at} and --fit-time both set the steps: omit one")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what determines the runs, as JSON has it: not how many pairs there are."""
-        content = {
-            "a": self.words[0],
-            "b": self.words[1],
+        """Returns what is asked, as JSON has it: not how many pairs there are."""
+        return {
+            "sides": [
+                {
+                    "words": side.words,
+                    "config": side.config,
+                    "overrides": list(side.overrides),
+                    "code": None if side.code is None else side.code.commit,
+                }
+                for side in self.sides
+            ],
             "metric": self.metric,
             "at": self.at,
-            "configs": [config.to_dict(self.a), config.to_dict(self.b)],
-            "versions": versions.versions(),
+            "fit_s": self.fit_s,
+            "simulate_devices": self.simulate_devices,
         }
-        as_json: dict[str, Any] = json.loads(json.dumps(content, default=str))
-        return as_json
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Returns the names of the sides: a and b, or a, b1, b2 and so on."""
+        if len(self.sides) == 2:
+            return "a", "b"
+        return ("a", *(f"b{number}" for number in range(1, len(self.sides))))
 
-def asked(
-    a: config.Run,
-    b: config.Run,
-    words: tuple[str, str],
-    metric: str | None,
-    practical: float | None,
-    at: At,
-    pairs: int,
-    hours: float | None,
-) -> Question:
-    """Returns a question; see :class:`Question`.
-
-    Raises:
-        InputError: it has no answer.
-    """
-    if a.seed != b.seed:
-        raise InputError(
-            f"the sides of a pair share their seed, but side b has seed {b.seed}, and a {a.seed}: "
-            "change other fields"
-        )
-    metric = metric or a.checkpoint.best_metric
-    if metric is None:
-        raise InputError(
-            "checkpoint.best_metric is None: name what is compared with --metric, such as val/loss"
-        )
-    known = metrics.table({**metrics.added_by(a.model), **metrics.added_by(b.model)})
-    mode = metrics.describe(metric, known).better or a.checkpoint.best_mode
-    if mode is None or not metric.startswith("val/"):
-        raise InputError(
-            f"--metric {metric}: use a validation metric that is better when larger or smaller, "
-            "such as val/loss"
-        )
-    for side, run in zip(SIDES, (a, b), strict=True):
-        if run.loop.eval_every is None:
-            raise InputError(
-                f"side {side} has no validation: set --loop.eval_every, such as to its steps"
-            )
-        if at != "steps" and run.loop.steps is None:
-            raise InputError(
-                f"--at {at} needs the length of side {side} in steps: set --loop.steps N, and "
-                "--loop.epochs None or --loop.tokens_per_param None"
-            )
-    return Question(
-        a=a,
-        b=b,
-        words=words,
-        metric=metric,
-        mode=mode,
-        practical=practical,
-        at=at,
-        pairs=pairs,
-        hours=hours,
-    )
+    @property
+    def level(self) -> float:
+        """Returns the probability of a false verdict of a difference, for each change."""
+        return sequential.LEVEL / (len(self.sides) - 1)
 
 
 def default_folder(question: Question) -> Path:
     """Returns the folder of a question, so that the same command continues there."""
     text = json.dumps(question.to_dict(), sort_keys=True)
-    return ROOT / f"{question.a.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    name = Path(question.sides[0].config).stem
+    return ROOT / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two finished runs.
+    """Two runs that have ended.
 
     Attributes:
         seed: of both.
-        a: value of the metric.
+        a: value of the metric; None if the run diverged.
         b: likewise.
         seconds: of both runs together.
         identical: whether they recorded the same, to the bit.
         directories: of the runs.
+        diverged: how each run did; "" if it did not.
     """
 
     seed: int
-    a: float
-    b: float
+    a: float | None
+    b: float | None
     seconds: float
     identical: bool
     directories: tuple[str, str]
+    diverged: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, seed: int, a: runs.Result, b: runs.Result) -> "Pair":
+        """Returns the pair of two results."""
+        return cls(
+            seed,
+            a.value,
+            b.value,
+            a.seconds + b.seconds,
+            not a.diverged and not b.diverged and runs.are_identical(a.directory, b.directory),
+            (str(a.directory), str(b.directory)),
+            (a.diverged, b.diverged),
+        )
+
+    @property
+    def difference(self) -> float | None:
+        """Returns b - a; None if a run diverged."""
+        return None if self.a is None or self.b is None else self.b - self.a
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The answer so far.
+    """The answer about one change so far.
 
     Attributes:
+        change: what side b is, for people.
         metric: that is compared.
         mode: which values of it are better.
+        level: probability that the interval ever misses the center.
         pairs: in order.
         interval: of b - a, in the units of the metric.
         verdict: about b.
@@ -172,8 +178,10 @@ class Comparison:
         directory: with ``compare.json`` and the report.
     """
 
+    change: str
     metric: str
     mode: metrics.Mode
+    level: float
     pairs: tuple[Pair, ...]
     interval: Interval
     verdict: Verdict
@@ -186,25 +194,46 @@ class Comparison:
     @property
     def seconds(self) -> float:
         """Returns the time of training of all pairs."""
-        return sum(pair.seconds for pair in self.pairs)
+        return math.fsum(pair.seconds for pair in self.pairs)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Returns what makes the interval doubtful, one sentence each."""
+        if self.interval.symmetric:
+            return []
+        interval, mean = self.interval, self.interval.mean
+        outside = "" if interval.low <= mean <= interval.high else f"; their mean is {mean:+.4g}"
+        return [
+            f"the differences do not look symmetric{outside}: the interval is for their center, "
+            "and says which side is better in most pairs, not which is better on average"
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON has it: an endless interval has None for its end."""
-        ends = {
-            name: end if math.isfinite(end) else None
-            for name, end in (("low", self.interval.low), ("high", self.interval.high))
-        }
-        mean = self.interval.mean
+        """Returns it as JSON has it: NaN/Inf, such as an endless interval's end, is None."""
+
+        def finite(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        interval = self.interval
         return {
+            "change": self.change,
             "verdict": self.verdict,
             "reason": self.reason,
-            "metric": self.metric,
-            "better": self.mode,
-            "difference": {"mean": mean if math.isfinite(mean) else None, **ends},
+            "warnings": self.warnings,
+            "difference": {
+                "center": finite(interval.center),
+                "mean": finite(interval.mean),
+                "low": finite(interval.low),
+                "high": finite(interval.high),
+            },
             "evidence": self.evidence,
             "pairs_needed": self.pairs_needed,
             "seconds": self.seconds,
-            "steps": dict(zip(SIDES, self.steps, strict=True)),
+            "steps": {"a": self.steps[0], "b": self.steps[1]},
+            "diverged": {
+                "a": sum(bool(pair.diverged[0]) for pair in self.pairs),
+                "b": sum(bool(pair.diverged[1]) for pair in self.pairs),
+            },
             "pairs": [dataclasses.asdict(pair) for pair in self.pairs],
         }
 
@@ -216,31 +245,24 @@ def judged(
     practical: float | None,
     steps: tuple[int | None, int | None] = (None, None),
     directory: Path | None = None,
+    level: float = sequential.LEVEL,
+    change: str = "",
 ) -> Comparison:
-    """Judges pairs: the interval of their differences, and what follows from it.
-
-    Raises:
-        InputError: a value is NaN/Inf.
-    """
-    for pair in pairs:
-        for side, value in zip(SIDES, (pair.a, pair.b), strict=True):
-            if not math.isfinite(value):
-                raise InputError(
-                    f"{metric} of side {side} with seed {pair.seed} is {value}: this run has "
-                    "diverged, and no mean of differences can include it; compare other settings"
-                )
-    differences = [pair.b - pair.a for pair in pairs]
-    interval = sequential.interval(differences)
+    """Judges pairs: the interval of their differences, and what follows from it."""
+    differences = [pair.difference for pair in pairs if pair.difference is not None]
+    interval = sequential.interval(differences, level)
     verdict, reason = _verdict(pairs, interval, mode, practical)
     return Comparison(
+        change,
         metric,
         mode,
+        level,
         tuple(pairs),
         interval,
         verdict,
         reason,
         sequential.evidence(differences),
-        sequential.pairs_needed(differences),
+        sequential.pairs_needed(differences, level),
         steps,
         directory,
     )
@@ -249,15 +271,31 @@ def judged(
 def _verdict(
     pairs: Sequence[Pair], interval: Interval, mode: metrics.Mode, practical: float | None
 ) -> tuple[Verdict, str]:
+    diverged = [[pair for pair in pairs if pair.diverged[side]] for side in (0, 1)]
+    if any(diverged):
+        side = 1 if diverged[1] else 0
+        first = diverged[side][0]
+        return "diverged", (
+            f"{'ab'[side]} diverged in {len(diverged[side])} of {len(pairs)} runs, "
+            f"{'ba'[side]} in {len(diverged[1 - side])} (seed {first.seed}: "
+            f"{first.diverged[side]})"
+        )
     if pairs and all(pair.identical for pair in pairs):
         return "identical", "both sides have recorded the same values, to the bit"
+    if practical is not None and interval.is_within(practical):
+        return "equivalent", f"the difference is smaller than --practical {practical:g}"
     if interval.excludes(0.0):
         if (interval.low > 0) == (mode == "max"):
             return "better", "b is better: 0 is not in the interval"
         return "worse", "b is worse: 0 is not in the interval"
-    if practical is not None and interval.is_within(practical):
-        return "equivalent", f"the difference is smaller than --practical {practical:g}"
     return "undecided", "0 is in the interval"
+
+
+def _is_final(answer: Comparison) -> bool:
+    """Whether no further pair is needed."""
+    if answer.verdict == "identical":
+        return len(answer.pairs) > 1
+    return answer.verdict != "undecided"
 
 
 class Experiment:
@@ -267,12 +305,10 @@ class Experiment:
         question: what is asked.
         directory: with ``compare.json``.
         shared: folder of the runs; comparisons with the same one share equal runs.
-        trainer: trains the runs.
+        trainer: examines the sides, and trains the runs.
         slots: from :func:`jaxtrain.comparison.runs.slots`.
-        simulate_devices: as the flag of a run.
-        measured: returns the cost of a step of each side, for a question at equal time or FLOPs.
         say: prints a line.
-        written: called with the answer after each pair.
+        written: called with the answers after each pair.
 
     Raises:
         InputError: the folder has the answer to another question.
@@ -285,34 +321,30 @@ class Experiment:
         shared: Path,
         trainer: runs.Trainer,
         slots: Sequence[str | None],
-        simulate_devices: int | None,
-        measured: Callable[[], tuple[float, float]],
         say: Say,
-        written: Callable[[Comparison], None] = lambda answer: None,
+        written: Callable[[Sequence[Comparison]], None] = lambda answers: None,
     ) -> None:
         self._question, self._say, self._written = question, say, written
         self._directory, self._shared = directory, shared
         self._trainer = trainer
-        self._simulate_devices = simulate_devices
+        self._known = Identities(shared / FOLDER)
         self._slots: SimpleQueue[str | None] = SimpleQueue()
         self._parallel = len(slots)
         for slot in slots:
             self._slots.put(slot)
         self._asked = question.to_dict()
-        stored = self._stored()
-        self._costs: list[float] | None = stored.get("costs")
-        if question.at != "steps" and self._costs is None:
-            self._costs = list(measured())
-        self._sides = self._with_equal_costs()
-        self.steps = (self._sides[0].loop.steps, self._sides[1].loop.steps)
+        self._check_stored()
+        self._facts: list[Facts] = []
+        self._starts_s: list[float] = []
+        self._answers: list[Comparison] = []
+        self._seconds = 0.0
 
-    def _stored(self) -> dict[str, Any]:
+    def _check_stored(self) -> None:
         path = self._directory / NAME
         if not path.exists():
-            return {}
+            return
         try:
-            stored = atomic.read_json(path)
-            asked = dict(stored["question"].items())
+            asked = dict(atomic.read_json(path)["question"].items())
         except (ValueError, LookupError, AttributeError) as error:
             raise InputError(
                 f"{path} was not written by a comparison: choose another --output-dir"
@@ -323,144 +355,252 @@ class Experiment:
                 f"{path} is of another comparison (its {' and '.join(other)} differ): choose "
                 "another --output-dir"
             )
-        return stored
 
-    def _with_equal_costs(self) -> tuple[config.Run, config.Run]:
-        """Returns both configs; b with as many steps as cost what those of a cost."""
-        a, b = self._question.a, self._question.b
-        if self._costs is None:
-            return a, b
-        assert a.loop.steps is not None, "checked before"
-        ratio = self._costs[0] / self._costs[1]
-        steps = max(1, round(a.loop.steps * ratio))
-        changes: dict[str, Any] = {"loop.steps": steps}
-        if b.optim.warmup_steps:  # the schedule keeps its shape
-            changes["optim.warmup_steps"] = max(1, round(b.optim.warmup_steps * ratio))
-        return a, b.override(changes)
+    def run(self) -> list[Comparison]:
+        """Trains pairs until each change has a verdict, or the limits are reached.
 
-    def run(self) -> Comparison:
-        """Trains pairs until there is a verdict, or the limits are reached.
+        Returns:
+            The answer about each change.
 
         Raises:
             RunAgain: stopped, or a run had only temporary failures; the same command continues.
-            InputError: a run cannot end well, or has diverged.
+            InputError: a side cannot be trained, or the code has changed meanwhile.
         """
-        question, pairs = self._question, list[Pair]()
-        answer = self._judged(pairs)
-        for pair in self._pairs():
-            pairs.append(pair)
-            answer = self._judged(pairs)
-            self._write(answer)
-            self._written(answer)
-            for line in self.described(answer):
-                self._say(line)
-            if answer.verdict not in ("undecided", "identical"):
+        question = self._question
+        for line in self._few_pairs():
+            self._say(line)
+        for side, label in zip(question.sides, question.labels, strict=True):
+            self._say(f"{label}: {side.words}")
+        for side, label in zip(question.sides, question.labels, strict=True):
+            began = time.monotonic()
+            self._facts.append(self._examined(side, label))
+            self._starts_s.append(time.monotonic() - began)
+        self._say(self._cost())
+        pairs: list[list[Pair]] = [[] for _ in question.sides[1:]]
+        self._answers = [self._judged(change, pairs[change]) for change in range(len(pairs))]
+        for seed, results in self._rounds():
+            self._seconds += math.fsum(result.seconds for result in results.values())
+            for change in self._open():
+                pairs[change].append(Pair.of(seed, results[0], results[change + 1]))
+                self._answers[change] = self._judged(change, pairs[change])
+                for line in self.described(change):
+                    self._say(line)
+            self._write()
+            self._written(self._answers)
+            if not question.keep_checkpoints:
+                for result in results.values():
+                    if not result.diverged:  # find-nan needs those
+                        runs.delete_checkpoints(result.directory)
+            if not self._open():
                 break
-            if answer.verdict == "identical" and len(pairs) > 1:
-                break
-            if question.hours is not None and answer.seconds / 3600 >= question.hours:
+            if question.hours is not None and self._seconds / 3600 >= question.hours:
                 self._say(f"--hours {question.hours:g} are over")
                 break
-        return answer
+        return self._answers
 
-    def _judged(self, pairs: Sequence[Pair]) -> Comparison:
+    def _few_pairs(self) -> list[str]:
+        least = sequential.least_pairs(self._question.level)
+        if self._question.pairs >= least:
+            return []
+        return [
+            f"warning: --pairs {self._question.pairs} cannot show that a side is better: no "
+            f"verdict of a difference is possible before pair {least}"
+        ]
+
+    def _open(self) -> list[int]:
+        """Returns the changes that need further pairs."""
+        return [number for number, answer in enumerate(self._answers) if not _is_final(answer)]
+
+    def _examined(self, side: Side, label: str) -> Facts:
+        """Finds the facts of a side, and says what has changed since an earlier comparison."""
+        first = self._facts[0] if self._facts else None
+        facts = self._trainer.examine(
+            side,
+            label,
+            metric=self._question.metric or (first.metric if first else None),
+            flops=first.flops if first and self._question.at == "flops" else None,
+            fit_s=self._question.fit_s,
+            known=str(self._known.folder),
+        )
+        if first is not None and facts.seed != first.seed:
+            raise InputError(
+                f"the sides of a pair share their seed, but side {label} has seed {facts.seed}, "
+                f"and a {first.seed}: change other fields"
+            )
+        if changed := self._known.changed(facts.identity, facts.parts):
+            self._say(
+                f"side {label}: {', '.join(changed)} changed since an earlier comparison of this "
+                "config, whose runs are not used"
+            )
+        return facts
+
+    def _cost(self) -> str:
+        """Returns what the comparison costs at least and at most, by the measured steps."""
         question = self._question
-        return judged(
-            pairs, question.metric, question.mode, question.practical, self.steps, self._directory
+        # A start imports, opens the data, and traces the step, as the examination did.
+        each = [
+            facts.steps * facts.step_s + start_s
+            for facts, start_s in zip(self._facts, self._starts_s, strict=True)
+        ]
+        least = min(question.pairs, sequential.least_pairs(question.level))
+        sides = ", ".join(
+            f"{label} {facts.steps:,} steps of {facts.step_s * 1e3:.4g} ms"
+            for label, facts in zip(question.labels, self._facts, strict=True)
+        )
+        beside = f", {self._parallel} runs at a time" if self._parallel > 1 else ""
+        low, high = (
+            hours(math.fsum(each) * pairs / self._parallel) for pairs in (least, question.pairs)
+        )
+        return (
+            f"{sides}: about {low} for {least} pairs, {high} for all {question.pairs}{beside}, "
+            "with starts, without validations and saves"
         )
 
-    def _pairs(self) -> Iterator[Pair]:
-        """Yields the pairs in order; trains as many runs beside each other as there are devices."""
+    def _judged(self, change: int, pairs: Sequence[Pair]) -> Comparison:
+        question, a, b = self._question, self._facts[0], self._facts[change + 1]
+        return judged(
+            pairs,
+            a.metric,
+            a.mode,
+            question.practical,
+            (a.steps, b.steps),
+            self._directory,
+            question.level,
+            question.sides[change + 1].words,
+        )
+
+    def _rounds(self) -> Iterator[tuple[int, dict[int, runs.Result]]]:
+        """Yields the seed and the results of each pair, by side.
+
+        It trains as many runs beside each other as there are devices for them.
+        """
+        Waiting = dict[int, "futures.Future[runs.Result]"]
         with futures.ThreadPoolExecutor(self._parallel) as pool:
-            ahead: list[tuple[int, list[futures.Future[Path]]]] = []
+            ahead: list[tuple[int, Waiting]] = []
             try:
-                for number in range(self._question.pairs):
+                for seed in range(self._facts[0].seed, self._facts[0].seed + self._question.pairs):
+                    sides = [0, *(change + 1 for change in self._open())]
                     ahead.append(
-                        (number, [pool.submit(self._trained, number, side) for side in (0, 1)])
+                        (seed, {side: pool.submit(self._trained, seed, side) for side in sides})
                     )
                     # One pair more than fits, so that no device waits for the slower side.
-                    if 2 * len(ahead) > self._parallel + (self._parallel > 1):
+                    waiting = sum(len(submitted) for _, submitted in ahead)
+                    if waiting > self._parallel + (self._parallel > 1):
                         yield self._finished(*ahead.pop(0))
                 while ahead:
                     yield self._finished(*ahead.pop(0))
             finally:  # also at a verdict, which closes this generator
                 self._trainer.stop()
-                for _, trained in ahead:
-                    for future in trained:
+                for _, submitted in ahead:
+                    for future in submitted.values():
                         future.cancel()
 
-    def _trained(self, number: int, side: int) -> Path:
-        """Trains a run of a pair, unless it is done; returns its directory."""
-        base = self._sides[side]
-        run = base.override({"seed": base.seed + number})
-        directory = runs.folder_of(run, self._shared, self._simulate_devices)
-        other = self._sides[0].override({"seed": self._sides[0].seed + number})
-        if side and runs.folder_of(other, self._shared, self._simulate_devices) == directory:
+    def _trained(self, seed: int, side: int) -> runs.Result:
+        """Trains a run of a pair, unless it has ended, and returns its result."""
+        facts, label = self._facts[side], self._question.labels[side]
+        directory = runs.folder_of(facts, seed, self._shared)
+        if side and facts.identity == self._facts[0].identity:
             directory = directory.with_name(f"{directory.name}-again")
-        if not runs.is_done(directory):
+        codes = self._known.codes(facts.identity)
+        if not runs.is_of(directory, facts.data, codes):
+            self._say(f"{directory.name} was trained by other code or data: it is deleted")
+            runs.discard(directory)
+        if not runs.has_ended(directory):
             slot = self._slots.get()
             try:
-                self._trainer.train(run, directory, slot)
+                self._trainer.train(self._question.sides[side], facts, seed, directory, slot, label)
             except runs.Failed as error:
-                raise InputError(
-                    f"side {SIDES[side]} of pair {number + 1} (seed {run.seed}) {error}"
-                ) from None
+                raise InputError(f"side {label} with seed {seed}: {error}") from None
             finally:
                 self._slots.put(slot)
-        return directory
+            self._check_trained(side, label, directory)
+        return runs.read(directory, facts.metric)
 
-    def _finished(self, number: int, trained: Sequence[futures.Future[Path]]) -> Pair:
-        done, _ = futures.wait(trained, return_when=futures.FIRST_EXCEPTION)
+    def _check_trained(self, side: int, label: str, directory: Path) -> None:
+        """Checks that a run has the identity of its side, although code may have been edited.
+
+        Raises:
+            InputError: it has not.
+        """
+        facts = self._facts[side]
+        if runs.is_of(directory, facts.data, self._known.codes(facts.identity)):
+            return
+        now = self._examined(self._question.sides[side], label)
+        codes = self._known.codes(facts.identity)
+        if now.identity != facts.identity or not runs.is_of(directory, facts.data, codes):
+            changed = [name for name in now.parts if now.parts[name] != facts.parts[name]]
+            raise InputError(
+                f"{', '.join(changed) or 'the code'} changed while side {label} was compared, so "
+                f"{directory.name} does not count: repeat the command to compare what is there now"
+            )
+
+    def _finished(
+        self, seed: int, submitted: "dict[int, futures.Future[runs.Result]]"
+    ) -> tuple[int, dict[int, runs.Result]]:
+        done, _ = futures.wait(submitted.values(), return_when=futures.FIRST_EXCEPTION)
         for future in done:
             if error := future.exception():
                 self._trainer.stop()
                 raise error
-        directories = [future.result() for future in trained]
-        a, b = (runs.read(directory, self._question.metric) for directory in directories)
-        return Pair(
-            self._sides[0].seed + number,
-            a.value,
-            b.value,
-            a.seconds + b.seconds,
-            runs.are_identical(*directories),
-            (str(directories[0]), str(directories[1])),
-        )
+        return seed, {side: future.result() for side, future in submitted.items()}
 
-    def _write(self, answer: Comparison) -> None:
-        content = {
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all answers, as JSON has them; docs/guides/compare-in-a-loop.md describes it."""
+        first = self._facts[0]
+        return {
             "question": self._asked,
-            "costs": self._costs,
             "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **answer.to_dict(),
+            "metric": first.metric,
+            "better": first.mode,
+            "level": self._question.level,
+            "seconds": self._seconds,
+            "identities": {
+                label: facts.identity
+                for label, facts in zip(self._question.labels, self._facts, strict=True)
+            },
+            "answers": [answer.to_dict() for answer in self._answers],
         }
-        self._directory.mkdir(parents=True, exist_ok=True)
-        atomic.write_whole(self._directory / NAME, json.dumps(content, indent=1) + "\n")
 
-    def described(self, answer: Comparison) -> list[str]:
-        """Returns the lines after a pair."""
+    def _write(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_dict(), indent=1) + "\n"
+        atomic.write_whole(self._directory / NAME, text)
+
+    def described(self, change: int) -> list[str]:
+        """Returns the lines about a change after a pair."""
+        answer, label = self._answers[change], self._question.labels[change + 1]
         last, count = answer.pairs[-1], len(answer.pairs)
+        a, b = ("diverged" if value is None else f"{value:.6g}" for value in (last.a, last.b))
+        difference = "" if last.difference is None else f", difference {last.difference:+.4g}"
         lines = [
-            f"pair {count} of at most {self._question.pairs} (seed {last.seed}): a {last.a:.6g}, "
-            f"b {last.b:.6g}, difference {last.b - last.a:+.4g}"
+            f"pair {count} of at most {self._question.pairs} (seed {last.seed}): a {a}, "
+            f"{label} {b}{difference}"
         ]
-        lines.append("  " + summary(answer))
+        lines.append("  " + summary(answer, label))
+        lines += [f"  warning: {warning}" for warning in answer.warnings]
         if answer.verdict == "undecided":
             lines.append("  " + _still_needed(answer, self._question.pairs))
         return lines
 
 
-def summary(answer: Comparison) -> str:
-    """Returns the answer in one line."""
+def summary(answer: Comparison, label: str = "b") -> str:
+    """Returns the answer about a side in one line."""
     return (
-        f"b - a: {answer.interval.mean:+.4g} (95% at every look: {ends(answer.interval)}); "
-        f"{answer.verdict}: {answer.reason}; {hours(answer.seconds)} of training"
+        f"{label} - a: {answer.interval.center:+.4g} ({coverage(answer.level)} at every look: "
+        f"{ends(answer.interval)}); {answer.verdict}: {answer.reason}; {hours(answer.seconds)} of "
+        "training"
     )
 
 
+def coverage(level: float) -> str:
+    """Returns the probability of an interval in percent, such as ``95%`` or ``99.5%``."""
+    return f"{100 * (1 - level):.4g}%"
+
+
 def _still_needed(answer: Comparison, most: int) -> str:
-    count = len(answer.pairs)
-    if count < 6:
-        return "no verdict is possible before the sixth pair"
+    count, least = len(answer.pairs), sequential.least_pairs(answer.level)
+    if count < least:
+        return f"no verdict of a difference is possible before pair {least}"
     if answer.pairs_needed is None:
         return "the differences so far point in no direction"
     more = max(answer.pairs_needed - count, 1)
@@ -502,36 +642,45 @@ def of_existing(
         practical: see :class:`Question`.
 
     Raises:
-        InputError: a run is not done, lacks the metric, or the seeds of a pair differ.
+        InputError: a run is not done, lacks the metric, the seeds of a pair differ, two pairs have
+            the same seed, or the configs of a side differ.
     """
     from jaxtrain.reporting import run_files
 
-    pairs = []
-    for run_a, run_b in directories:
-        read = [run_files.read(directory, directory.name) for directory in (run_a, run_b)]
+    pairs: list[Pair] = []
+    sides: tuple[dict[str, Any], ...] = ()
+    for paths in directories:
+        read = [run_files.read(directory, directory.name) for directory in paths]
         seeds = [run.config.get("seed") for run in read]
         if seeds[0] != seeds[1]:
             raise InputError(
-                f"{run_a} and {run_b} do not form a pair: their seeds are {seeds[0]} and "
+                f"{paths[0]} and {paths[1]} do not form a pair: their seeds are {seeds[0]} and "
                 f"{seeds[1]}, so their data differ, too; pair runs with equal seeds"
             )
+        if seeds[0] in [pair.seed for pair in pairs]:
+            raise InputError(
+                f"{paths[0]} has seed {seeds[0]}, as a pair before it, and a repeated run adds "
+                "nothing; each pair needs a seed of its own (--seed)"
+            )
+        if not sides:
+            sides = tuple(dict(run.config) for run in read)
+        for side, first, run in zip("ab", sides, read, strict=True):
+            different = config.differences(
+                {**first, "seed": None, "name": None}, {**run.config, "seed": None, "name": None}
+            )
+            if different:
+                raise InputError(
+                    f"{run.directory} is not of the same config as the first run of side {side} "
+                    f"({'; '.join(different[:3])}): the runs of a side differ in their seed alone"
+                )
         metric = metric or read[0].config.get("checkpoint", {}).get("best_metric")
         if metric is None:
-            raise InputError(f"{run_a} has no checkpoint.best_metric: name a metric with --metric")
+            raise InputError(f"{paths[0]} has no checkpoint.best_metric: name one with --metric")
         mode = mode or metrics.describe(metric, read[0].metrics).better
         if mode is None:
             raise InputError(f"--metric {metric}: neither larger nor smaller values are better")
-        a, b = runs.read(run_a, metric), runs.read(run_b, metric)
-        pairs.append(
-            Pair(
-                int(seeds[0] or 0),
-                a.value,
-                b.value,
-                a.seconds + b.seconds,
-                runs.are_identical(run_a, run_b),
-                (str(run_a), str(run_b)),
-            )
-        )
+        a, b = (runs.read(path, metric) for path in paths)
+        pairs.append(Pair.of(int(seeds[0] or 0), a, b))
     assert metric is not None, "there is a pair"
     assert mode is not None, "there is a pair"
     return judged(pairs, metric, mode, practical)

@@ -18,6 +18,9 @@ from jaxtrain.config.field_values import close_to, did_you_mean
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 
+MODULE = "jaxtrain_config_"
+"""How the module of an executed config is named: this, and the name of its file."""
+
 
 def directory() -> Path:
     """The folder of the shipped configs: in the installed package, or at the top of a checkout."""
@@ -80,7 +83,7 @@ def execute(path: Path) -> Any:
             Errors that are raised inside jaxtrain keep their traceback.
     """
     code = compile(_parsed(path), str(path), "exec")
-    module_name = f"jaxtrain_config_{path.stem}"
+    module_name = f"{MODULE}{path.stem}"
     spec = importlib.util.spec_from_loader(module_name, loader=None, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -82,8 +82,17 @@ def with_arguments(message: str) -> str:
     return "".join(parts)
 
 
-def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
-    """Returns the command line with changed flags, each flag once; None removes a flag."""
+def again(
+    program: str, command: str, arguments: Sequence[str], changes: Mapping[str, str | None]
+) -> str:
+    """Returns a command line with the config of another, and its flags, each once.
+
+    Args:
+        program: what to type first.
+        command: the command, such as train.
+        arguments: of the other command line, with ``--config``.
+        changes: values that replace those of flags; None removes a flag.
+    """
     settings: dict[str, list[str]] = {}
     flag, tracked = "", list[str]()  # --track is the only flag that may be repeated
     for argument in arguments:
@@ -98,5 +107,6 @@ def again(program: str, arguments: Sequence[str], changes: Mapping[str, str | No
     for name in (*run_flags.ONE_RUN_ONLY, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}
+    of_config = settings.pop("--config", [])
     words = (word for name, values in settings.items() for word in (name, *values))
-    return f"{program} {shlex.join(words)}"
+    return f"{program} {command} {shlex.join([*of_config, *words])}"

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 
 from jaxtrain import config, versions
+from jaxtrain.config import files as config_files
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.errors import InputError
 
@@ -30,6 +32,7 @@ PER_HOST = (
     "data.prefetch",
 )
 
+_INSTALLED = {"site-packages", "dist-packages"}
 _TOPIC = "config and versions"
 _PATIENCE_S = 120.0
 _FIELDS_TO_NAME = 5
@@ -108,19 +111,51 @@ def check(own_facts: Mapping[str, Any], store: KeyValueStore) -> None:
     store.decide("same run", decide, _PATIENCE_S)
 
 
-def _code(run: config.Run) -> str:
-    """Returns a digest of the package's files and those of model and data, and the commit."""
+def code_files(run: config.Run) -> dict[str, Path]:
+    """Returns the source files that a run may use: name -> path.
+
+    They are those of the package, those of the classes of its model and its data, and the modules
+    that this process has imported from the folders of these and of the config, at any depth. Files
+    of installed packages are not among them: they have versions.
+    """
     package = Path(__file__).parents[1]
     files = {f"jaxtrain/{path.relative_to(package)}": path for path in package.rglob("*.py")}
-    for part in (run.model, run.data):
-        source = Path(inspect.getfile(type(part)))
-        if package not in source.parents:
-            files[source.name] = source
-    digest = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    commit = _commit(package.parent)
-    return digest.hexdigest()[:12] + (f" (commit {commit})" if commit else "")
+    own = [Path(inspect.getfile(type(part))) for part in (run.model, run.data)]
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "")).startswith(config_files.MODULE):
+            own.append(Path(str(module.__file__)))
+    own = [path.absolute() for path in own if package not in path.absolute().parents]
+    folders = {path.parent for path in own if path.parent != config_files.directory()}
+    for module in list(sys.modules.values()):
+        path = Path(str(getattr(module, "__file__", None) or ""))
+        if path.suffix == ".py" and not _INSTALLED & set(path.parts):
+            own += [path] if folders & set(path.parents) else []
+    for path in own:
+        near = [folder for folder in folders if folder in path.parents]
+        if package not in path.parents and path.is_file():
+            # The longest folder, so that the name does not depend on where the others are.
+            name = path.relative_to(max(near, key=lambda at: len(at.parts))) if near else path.name
+            files[str(name)] = path
+    return files
+
+
+def code_digests(run: config.Run) -> dict[str, str]:
+    """Returns a digest of each file of :func:`code_files`."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        for name, path in sorted(code_files(run).items())
+    }
+
+
+def digest_of(digests: Mapping[str, str]) -> str:
+    """Returns one digest of all of :func:`code_digests`."""
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _code(run: config.Run) -> str:
+    """Returns the digest of the code, and the commit."""
+    commit = _commit(Path(__file__).parents[2])
+    return digest_of(code_digests(run)) + (f" (commit {commit})" if commit else "")
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 import collections
 import importlib.metadata
 import math
-import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -133,8 +132,8 @@ def plan_command(run: config.Run, name: str) -> str:
     Without --gpu, plan takes the card from the config's name, or lists the cards it knows.
     """
     known = [short for short, card in cards.CARDS.items() if card.name == name]
-    typed = [*config.equivalent_arguments(run), *(("--gpu", known[0]) if known else ())]
-    return f"{invocation.program()} plan {shlex.join(typed)}"
+    card = {"--gpu": known[0]} if known else {}
+    return invocation.again(invocation.program(), "plan", config.equivalent_arguments(run), card)
 
 
 def _own_gpus(subject: Subject) -> list[Gpu]:

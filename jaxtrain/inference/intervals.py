@@ -48,15 +48,21 @@ class Difference:
     p_signs: float | None
 
 
-def estimate(values: Values) -> Estimate:
-    """Estimates the mean of values, of which there is at least one."""
+def estimate(values: Values, limits: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
+    """Estimates the mean of values, of which there is at least one.
+
+    Args:
+        values: the values.
+        limits: the smallest and the largest possible value; the interval ends there.
+    """
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(array.mean())
     if count < 2:
         return Estimate(mean, None, None, None, count)
     std = float(array.std(ddof=1))
     reach = student_quantile((1 + CONFIDENCE) / 2, count - 1) * std / math.sqrt(count)
-    return Estimate(mean, std, mean - reach, mean + reach, count)
+    low, high = max(mean - reach, limits[0]), min(mean + reach, limits[1])
+    return Estimate(mean, std, low, high, count)
 
 
 def difference(first: Values, second: Values) -> Difference:

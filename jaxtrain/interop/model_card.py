@@ -143,7 +143,7 @@ def _usage(model: Any, architecture: str, task: str, repository: str | None) -> 
         "",
     ]
     if command:
-        lines += ["```sh", f"python -m jaxtrain.main {command}", "```", ""]
+        lines += ["```sh", f"jaxtrain {command}", "```", ""]
     if model.diffusers_class:
         lines += [
             "With diffusers, after a download of this folder:",

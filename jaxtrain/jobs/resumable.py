@@ -623,7 +623,7 @@ class _Place(abc.ABC):
             raise disks.disk_trouble(
                 error,
                 f"cannot write to {error.filename or self.half}",
-                "choose another folder (OUT, or $JAXTRAIN_CACHE if OUT is in a bucket), and start "
+                "choose another folder (OUT, or $JAXTRAIN_CACHE), and start "
                 "again; finished work is kept",
             ) from error
 

@@ -1,22 +1,11 @@
-"""Builds schedules and parameter groups, and combines them in one optax transformation.
+"""Builds parameter groups, and combines their optimizers in one optax transformation.
 
-A schedule maps ``s``, the number of completed steps, to the learning rate of the next one. ``T`` is
-the length of the run and ``w`` that of the linear warm-up, in steps:
-
-- warm-up: ``(s + 1) / w``, so the first step has a rate, and step ``w`` the peak;
-- cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
-- linear: ``1 - p``;
-- constant: 1;
-- trapezoid (WSD): 1, then linear, or by ``1 - sqrt`` (https://arxiv.org/abs/2405.18392), to
-  ``warmdown_to`` over the last ``d`` steps;
-
-times the peak rate. After ``T`` the rate stays as at ``T``. The cosine and linear forms are those
-of ``diffusers.get_scheduler`` and ``transformers``, warm-up and trapezoid are nanochat's.
+The update takes the rates, decays, and momenta of the step as ``scalars``
+(:meth:`jaxtrain.optim.schedule.Schedule.of_step`).
 """
 
-import functools
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,120 +15,8 @@ from jaxtrain import config
 from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
 from jaxtrain.optim import ema, muon
+from jaxtrain.optim.schedule import ADAMW, GroupScalars, peak_of_role
 from jaxtrain.sharding import HasShape, ShardingRule
-
-
-def warmup_steps(settings: config.Optim, total_steps: int) -> int:
-    """Returns the length of the warm-up in steps.
-
-    Raises:
-        InputError: the warm-up is not shorter than the run.
-    """
-    if settings.warmup_steps is not None:
-        steps = settings.warmup_steps
-    else:
-        assert settings.warmup_fraction is not None, "config.validate() ensures that one is set"
-        steps = _share(settings.warmup_fraction, total_steps)
-    if steps >= total_steps:
-        raise InputError(
-            f"the warm-up of {steps} steps must be shorter than the run of {total_steps} steps: "
-            "lower --optim.warmup_steps or --optim.warmup_fraction"
-        )
-    return steps
-
-
-def schedule(
-    settings: config.Optim, total_steps: int, peak_lr: float | None = None
-) -> optax.Schedule:
-    """Builds a schedule: completed steps (int [] of any width) -> learning rate, float32 [].
-
-    Args:
-        settings: the schedule's name, peak rate and lengths.
-        total_steps: ``T``, steps of the run, warm-up included.
-        peak_lr: replaces the peak rate of ``settings``.
-
-    Raises:
-        InputError: warm-up and warm-down do not fit into the run.
-    """
-    warmup = warmup_steps(settings, total_steps)
-    peak = settings.peak_lr if peak_lr is None else peak_lr
-    parts = _after_warmup(settings, peak, total_steps, warmup)
-    if warmup:
-        rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
-        parts = optax.join_schedules([rise, parts], [warmup])
-
-    def rate(count: jax.typing.ArrayLike) -> jax.Array:
-        # Signed before any subtraction: the state counts in uint32.
-        return jnp.asarray(parts(jnp.asarray(count).astype(jnp.int32)), jnp.float32)
-
-    return rate
-
-
-def _after_warmup(settings: config.Optim, peak: float, total: int, warmup: int) -> optax.Schedule:
-    """Returns the rate ``s - w`` steps after the warm-up."""
-    span = total - warmup
-    if settings.schedule == "constant":
-        # Independent of the run's length, so that an extended run needs no new compilation.
-        return optax.constant_schedule(peak)
-    if settings.schedule == "cosine":
-        return optax.cosine_decay_schedule(peak, span)
-    if settings.schedule == "linear":
-        return optax.linear_schedule(peak, 0, span)
-    warmdown = warmdown_steps(settings, total)
-    if warmdown > span:
-        raise InputError(
-            f"the warm-up of {warmup} steps and the warm-down of {warmdown} steps "
-            f"(optim.warmdown_fraction={settings.warmdown_fraction}) are longer than the run "
-            f"of {total} steps: lower one of them"
-        )
-    length = max(warmdown, 1)  # optax takes 0 for a constant
-    end = settings.warmdown_to * peak
-    if settings.warmdown_shape == "linear":
-        return optax.linear_schedule(peak, end, length, transition_begin=span - length)
-
-    def by_root(count: jax.typing.ArrayLike) -> jax.Array:
-        passed = jnp.clip((jnp.asarray(count) - (span - length)) / length, 0.0, 1.0)
-        return peak + (end - peak) * jnp.sqrt(passed)
-
-    return by_root
-
-
-def warmdown_steps(settings: config.Optim, total_steps: int) -> int:
-    """Returns the length of the warm-down of a trapezoid, in steps."""
-    return _share(settings.warmdown_fraction, total_steps)
-
-
-def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
-    """Builds the schedule of the recorded learning rate: Muon's, if it is on."""
-    peak = None if settings.muon is None else settings.muon.peak_lr
-    return schedule(settings, total_steps, peak)
-
-
-def schedule_change(
-    before: tuple[config.Optim, int], after: tuple[config.Optim, int], done: int
-) -> str | None:
-    """Returns how the learning rate of a resumed run differs from before; None if it does not.
-
-    Args:
-        before: settings and total steps of the run that saved the checkpoint.
-        after: of this run.
-        done: completed steps.
-
-    Raises:
-        InputError: warm-up and warm-down do not fit into a run.
-    """
-    old, new = (float(recorded_schedule(*recorded)(done)) for recorded in (before, after))
-    (_, old_total), (settings, total) = before, after
-    same = math.isclose(old, new, rel_tol=1e-6)
-    if same and (old_total == total or settings.schedule == "constant"):
-        return None
-    rate = f"stays {new:.3g}" if same else f"changes from {old:.3g} to {new:.3g}"
-    if old_total == total:
-        return f"the learning rate at step {done} {rate}"
-    return (
-        f"the learning rate schedule ({settings.schedule}) now covers {total} steps instead of "
-        f"{old_total}: the rate at step {done} {rate}"
-    )
 
 
 def decays(name: str, array: HasShape, groups: param_groups.Groups) -> bool:
@@ -182,23 +59,21 @@ def check_partition(
 
 def make_optimizer(
     settings: config.Optim,
-    total_steps: int,
     params: Mapping[str, HasShape],
     groups: param_groups.Groups | None = None,
     rule: ShardingRule | None = None,
     precision: config.Precision = "bfloat16",
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Builds gradient clipping by the global norm, followed by one optimizer per group.
 
     Each parameter has state only in its own group: two float32 numbers per element for AdamW, one
-    for Muon. Each group has a step count.
+    for Muon.
 
     AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate, or
     with ``optim.decouple_lr`` by the rate as a fraction of its peak.
 
     Args:
-        settings: rates, decay, clipping.
-        total_steps: steps of the run.
+        settings: which optimizers, their other constants, and clipping.
         params: dotted name -> array or shape; ``init`` and ``update`` take the same flat dict.
         groups: groups of the model. A separate group has its own rate and clipping, and its
             gradients do not count in the global norm of the rest; roles matter for
@@ -209,50 +84,44 @@ def make_optimizer(
     Raises:
         InputError: ``optim.muon`` is set, but the model has no matrices for it.
     """
-    separate = param_groups.separate_groups(groups or {})
+    groups = groups or {}
+    separate = param_groups.separate_groups(groups)
     owner = {name: _owner(name, separate) for name in params}
+    decayed = {name for name, array in params.items() if decays(name, array, groups)}
     main_params = {name: array for name, array in params.items() if owner[name] is None}
-    of_matrices = functools.partial(
-        muon.muon,
-        precision=precision,
-        rule=rule,
-        span=muon.Span(total_steps, warmdown_steps(settings, total_steps)),
-    )
-    transforms, labels = _main(settings, total_steps, main_params, groups or {}, of_matrices)
-    # `optax.partition` needs a label for each name; the outer one masks these.
-    labels |= {name: "no_decay" for name in params if name not in main_params}
+    transforms: dict[str, optax.GradientTransformation] = {ADAMW: _adamw(ADAMW, settings, decayed)}
+    labels = dict.fromkeys(params, ADAMW)  # `optax.partition` needs one also for masked names
+    if settings.muon is not None:
+        for label, (role, members) in _with_roles(main_params, groups).items():
+            labels |= dict.fromkeys(members, label)
+            transforms[label] = (
+                muon.muon(settings.muon, label, precision, rule)
+                if role.role == "matrix"
+                else _adamw(label, settings, members, role.b1, role.b2)
+            )
     parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
     if settings.average is not None:
         parts_of_main.append(ema.averaging(settings.average))
     main = optax.chain(*parts_of_main)
     if not separate:
         return main
-    decayed = {name: decays(name, array, groups or {}) for name, array in params.items()}
     parts = {"main": main} | {
-        name: _of_group(group, settings, decayed) for name, group in separate.items()
+        name: optax.chain(
+            _clip(group.max_grad_norm), _adamw(name, settings, decayed, group.b1, group.b2)
+        )
+        for name, group in separate.items()
     }
     return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
 
 
-def _main(
-    settings: config.Optim,
-    total_steps: int,
-    params: Mapping[str, HasShape],
-    groups: param_groups.Groups,
-    of_matrices: Callable[..., optax.GradientTransformation],
-) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
-    """Returns optimizers by label, and the label of each parameter outside separate groups."""
-    rate = schedule(settings, total_steps)
-    transforms = {
-        "decay": _adamw(settings, rate, _decay(settings, settings.peak_lr)),
-        "no_decay": _adamw(settings, rate, 0.0),
-    }
-    labels = {
-        name: "decay" if decays(name, array, groups) else "no_decay"
-        for name, array in params.items()
-    }
-    if settings.muon is None:
-        return transforms, labels
+def _with_roles(
+    params: Mapping[str, HasShape], groups: param_groups.Groups
+) -> dict[str, tuple[config.Role, set[str]]]:
+    """Returns each role, by label, and its parameters.
+
+    Raises:
+        InputError: the model has no matrices.
+    """
     roles = param_groups.roles(groups)
     if not any(role.role == "matrix" for role in roles.values()):
         raise InputError(
@@ -264,17 +133,9 @@ def _main(
             raise ValueError(
                 f"the model's group {label} has no parameters: none begins with {role.prefix!r}"
             )
-        peak_lr = _peak(role, settings.muon)
-        rate = schedule(settings, total_steps, peak_lr)
-        transforms[label] = (
-            of_matrices(settings.muon, rate, weight_decay=_decay(settings, peak_lr))
-            if role.role == "matrix"
-            else _adamw(settings, rate, role.weight_decay, role.b1, role.b2)
-        )
-        labels |= dict.fromkeys(members[label], label)
     with_role = set().union(*members.values())
-    check_partition(params, members | {"peak_lr": set(params) - with_role})
-    return transforms, labels
+    check_partition(params, members | {ADAMW: set(params) - with_role})
+    return {label: (role, members[label]) for label, role in roles.items()}
 
 
 def rate_flag(settings: config.Optim) -> str:
@@ -293,7 +154,7 @@ def muon_sentence(
         groups: groups of the model.
     """
     roles = param_groups.roles(groups)
-    rates = [f"{label} {_peak(role, settings):.4g}" for label, role in roles.items()]
+    rates = [f"{label} {peak_of_role(role, settings):.4g}" for label, role in roles.items()]
     left = _with_peak_lr(params, groups)
     rest = f"{len(left)} arrays, such as {min(left)}, use" if left else "no array uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
@@ -343,16 +204,6 @@ def _is_matrix(array: HasShape) -> bool:
     return len(array.shape) >= 2 and array.shape[-2] > 1
 
 
-def _peak(role: config.Role, settings: config.Muon) -> float:
-    rates = {
-        "matrix": settings.peak_lr,
-        "embedding": settings.embedding_lr,
-        "unembedding": settings.unembedding_lr,
-        "scalar": settings.scalar_lr,
-    }
-    return role.scale * rates[role.role]
-
-
 def _owner(name: str, separate: Mapping[str, param_groups.Group]) -> str | None:
     return next(
         (group for group, settings in separate.items() if name.startswith(settings.prefix)), None
@@ -364,40 +215,41 @@ def _clip(max_norm: float | None) -> optax.GradientTransformation:
     return optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
 
 
-def _of_group(
-    group: config.Group, settings: config.Optim, decayed: Mapping[str, bool]
-) -> optax.GradientTransformation:
-    adamw = optax.adamw(
-        group.peak_lr,
-        b1=group.b1,
-        b2=group.b2,
-        eps=settings.eps,
-        weight_decay=group.weight_decay,
-        mask=decayed,
-        mu_dtype=jnp.float32,
-    )
-    return optax.chain(_clip(group.max_grad_norm), adamw)
-
-
-def _decay(settings: config.Optim, peak_lr: float) -> float:
-    """Returns the decay that the rate multiplies."""
-    return settings.weight_decay / peak_lr if settings.decouple_lr else settings.weight_decay
-
-
 def _adamw(
+    label: str,
     settings: config.Optim,
-    rate: optax.Schedule,
-    weight_decay: float,
+    decayed: Collection[str],
     b1: float | None = None,
     b2: float | None = None,
 ) -> optax.GradientTransformation:
+    """Builds AdamW for a group; ``decayed`` are the names of the parameters that decay."""
     betas = settings.b1 if b1 is None else b1, settings.b2 if b2 is None else b2
     adam = optax.scale_by_adam(*betas, eps=settings.eps, mu_dtype=jnp.float32)
-    return optax.chain(  # as in optax.adamw
-        _clipped(adam, betas[1], settings.eps) if settings.clip_updates else adam,
-        optax.add_decayed_weights(weight_decay),
-        optax.scale_by_learning_rate(rate),
-    )
+    clipped = _clipped(adam, betas[1], settings.eps) if settings.clip_updates else adam
+    return optax.chain(clipped, _decayed_and_scaled(label, decayed))
+
+
+def _decayed_and_scaled(
+    label: str, decayed: Collection[str]
+) -> optax.GradientTransformationExtraArgs:
+    """Adds the weight decay to the updates of a group, and multiplies by its negative rate."""
+
+    def update(
+        updates: Any, state: Any, params: Any, *, scalars: Mapping[str, GroupScalars], **_: Any
+    ) -> tuple[Any, Any]:
+        group = scalars[label]
+
+        def scaled(name: str, array: jax.Array) -> jax.Array:
+            if name in decayed:
+                array = array + group.decay * params[name]
+            return -group.rate * array
+
+        return {
+            name: scaled(name, array) if isinstance(array, jax.Array) else array  # other groups'
+            for name, array in updates.items()
+        }, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def _clipped(
@@ -424,8 +276,3 @@ def _clipped(
         return jax.tree.map(clipped, updates, grads, state.nu), state
 
     return optax.GradientTransformation(adam.init, update)
-
-
-def _share(fraction: float, total: int) -> int:
-    """Rounds down, like ``total // 10``; 0.29 x 100 is 29, although the product is 28.999..."""
-    return int(fraction * total + 1e-9)

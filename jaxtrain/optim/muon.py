@@ -35,6 +35,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config, sharding
+from jaxtrain.optim.schedule import GroupScalars
 
 # A quintic that raises small singular values fast and brings all of them near one, to 0.7..1.2.
 _NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5
@@ -57,46 +58,28 @@ class MuonState(NamedTuple):
     """State of :func:`muon`.
 
     Attributes:
-        steps: completed, int32 [].
         momentum: dotted name -> float32 array, of the parameter's shape.
         variance: dotted name -> mean square of each row or column; None without variance reduction.
     """
 
-    steps: jax.Array
     momentum: Any
     variance: Any = None
 
 
-class Span(NamedTuple):
-    """What schedules need to know about a run.
-
-    Attributes:
-        steps: its length.
-        warmdown: length of its warm-down, in steps.
-    """
-
-    steps: int
-    warmdown: int
-
-
 def muon(
     settings: config.Muon,
-    rate: optax.Schedule,
+    label: str,
     precision: config.Precision = "bfloat16",
     rule: sharding.ShardingRule | None = None,
-    weight_decay: float = 0.0,
-    span: Span | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Builds Muon for arrays in the layout [in, out] or [..., in, out].
 
     Args:
-        settings: the momentum, and what is done before and after the orthogonalization.
-        rate: completed steps -> learning rate.
+        settings: what is done before and after the orthogonalization.
+        label: of the group, whose rate, momentum, and decoupled decay, which is multiplied by the
+            rate as AdamW's, the update takes from its ``scalars``.
         precision: dtype of the Newton-Schulz steps and of their communication.
         rule: where the matrices are stored; None leaves it to the compiler.
-        weight_decay: decoupled decay per step, multiplied by the rate, as AdamW's and as in
-            ``optax.contrib.muon``.
-        span: required if the momentum or the decay falls toward the end of the run.
     """
 
     def init(params: Any) -> MuonState:
@@ -104,10 +87,13 @@ def muon(
         squares = None
         if settings.variance_b2 is not None:
             squares = jax.tree.map(lambda m: jnp.zeros_like(_mean_square(m)), zeros)
-        return MuonState(jnp.zeros((), jnp.int32), zeros, squares)
+        return MuonState(zeros, squares)
 
-    def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
-        beta = momentum_at(settings, state.steps, span)
+    def update(
+        grads: Any, state: MuonState, params: Any, *, scalars: Mapping[str, GroupScalars], **_: Any
+    ) -> tuple[Any, MuonState]:
+        group = scalars[label]
+        beta = group.momentum
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
         matrices = {name: array for name, array in ahead.items() if isinstance(array, jax.Array)}
@@ -124,39 +110,19 @@ def muon(
             with_even_variance = functools.partial(_with_even_variance, b2=settings.variance_b2)
             for name, result in _map_by_shape(with_even_variance, directions, variance).items():
                 directions[name], variance[name] = result
-        learning_rate = rate(state.steps)
         updates = dict(ahead)
         for name, direction in directions.items():
             inputs, outputs = _matrix_shape(direction)
             factor = math.sqrt(max(1.0, outputs / inputs))
-            updates[name] = -learning_rate * factor * direction
-            if weight_decay and settings.cautious_decay:
-                assert span is not None, "the caller passes it"
+            updates[name] = -group.rate * factor * direction
+            if settings.cautious_decay:
                 agrees = direction * params[name] >= 0
-                decay = weight_decay * _half_cosine(state.steps / span.steps)
-                updates[name] -= learning_rate * factor * decay * agrees * params[name]
-            elif weight_decay:
-                updates[name] -= learning_rate * weight_decay * params[name]
-        return updates, MuonState(optax.safe_increment(state.steps), momentum, variance)
+                updates[name] -= group.rate * factor * group.decay * agrees * params[name]
+            else:
+                updates[name] -= group.rate * group.decay * params[name]
+        return updates, MuonState(momentum, variance)
 
-    return optax.GradientTransformation(init, update)
-
-
-def momentum_at(settings: config.Muon, count: jax.Array, span: Span | None = None) -> jax.Array:
-    """Returns the momentum after ``count`` steps, float32 []: the smaller of rise and fall."""
-    share = jnp.minimum(count / max(settings.momentum_steps, 1), 1.0)
-    risen = (1 - share) * settings.first_momentum + share * settings.momentum
-    if settings.last_momentum is None:
-        return risen
-    assert span is not None, "the caller passes it"
-    down = jnp.clip((count - (span.steps - span.warmdown)) / max(span.warmdown, 1), 0.0, 1.0)
-    fallen = (1 - down) * settings.momentum + down * settings.last_momentum
-    return jnp.minimum(risen, fallen)
-
-
-def _half_cosine(share: jax.Array) -> jax.Array:
-    """Falls from 1 to 0."""
-    return 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(share, 1.0)))
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _map_by_shape(function: Callable[..., Any], *arrays: Mapping[str, jax.Array]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
 from jaxtrain.training.model_flops import model_flops
-from jaxtrain.training.state import bytes_per_device, parameter_count, total_bytes
+from jaxtrain.training.state_size import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
 from jaxtrain.xla import cards, operations
 from jaxtrain.xla.hlo import Stacks
@@ -54,18 +54,16 @@ class Temporary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """A config's step, compiled for GPUs or, for an estimate, for virtual CPU devices.
+    """A config's step, compiled for GPUs.
 
     Attributes:
-        cost: of the step. An estimate's communication, kernels, bytes moved, and temporaries are
-            unknown or those of the CPU.
-        estimate: whether it was compiled for CPUs.
+        cost: of the step.
         parameters: bytes of a device's parameters and model state.
         optimizer: bytes of a device's optimizer state.
         gradients: bytes of a device's gradients, among the temporaries.
         second_state: bytes of a device's second state, which a step that is computed twice needs
             (``loop.replay_every``); 0 without one.
-        largest: temporaries; None in an estimate.
+        largest: the largest temporaries.
         elements: number of parameters.
         file_weights: number of weights that are read from files and not trained.
         frozen: number of parameters that ``model.freeze`` names.
@@ -79,12 +77,11 @@ class CompiledStep:
     """
 
     cost: StepCost
-    estimate: bool
     parameters: int
     optimizer: int
     gradients: int
     second_state: int
-    largest: tuple[Temporary, ...] | None
+    largest: tuple[Temporary, ...]
     elements: int
     file_weights: int
     frozen: int
@@ -101,10 +98,7 @@ class CompiledStep:
         """Returns what ``dataclasses.asdict`` turned into JSON."""
         cost, largest = values["cost"], values["largest"]
         rows = None if cost["traffic"] is None else tuple(Traffic(**row) for row in cost["traffic"])
-        if largest is not None:
-            largest = tuple(
-                Temporary(**slot | {"made_by": tuple(slot["made_by"])}) for slot in largest
-            )
+        largest = tuple(Temporary(**slot | {"made_by": tuple(slot["made_by"])}) for slot in largest)
         work = tuple(operations.Work(**row) for row in cost["work"])
         read = StepCost(**cost | {"traffic": rows, "work": work})
         return cls(**{**values, "cost": read, "largest": largest})
@@ -117,14 +111,14 @@ def run(request: dict[str, Any], send: Send) -> None:
 
 
 def compile_step(
-    config_name: str, overrides: list[str], gpu: str | None, gpus_per_node: int, dump: str
+    config_name: str, overrides: list[str], gpu: str, gpus_per_node: int, dump: str
 ) -> CompiledStep:
     """Compiles the step of a config.
 
     Args:
         config_name: a name or a path.
         overrides: as typed.
-        gpu: short name of the card; None compiles for virtual CPU devices.
+        gpu: short name of the card.
         gpus_per_node: GPUs in each node; a single node may have fewer.
         dump: folder of the compiler's dump (:func:`dump_flags`).
 
@@ -136,12 +130,11 @@ def compile_step(
     built = step_setup.build_without_data(
         run, make_mesh(run.mesh, _devices(gpu, gpus_per_node, run.mesh.devices))
     )
-    platform = "cpu" if gpu is None else "cuda"
-    with per_device.tracing(platform=platform):
+    with per_device.tracing(platform="cuda"):
         traced = built.trace_step()
     # XLA compiles without Python's lock.
     with built.lowering(), ThreadPoolExecutor(1) as pool:
-        lowered = traced.lower(lowering_platforms=(platform,))
+        lowered = traced.lower(lowering_platforms=("cuda",))
         compiling = pool.submit(lowered.compile)
         samples = _sample_pixels(built)
         # Traces another program, meanwhile; built.cost() finds the result in the cache.
@@ -151,13 +144,12 @@ def compile_step(
     trained = definition.trained(target.params)
     replays = run.loop.replay_every is not None  # from a copy of the state
     return CompiledStep(
-        cost=built.cost(traced, compiled, None if gpu is None else gpus_per_node),
-        estimate=gpu is None,
+        cost=built.cost(traced, compiled, gpus_per_node),
         parameters=bytes_per_device((target.params, target.extras)),
         optimizer=bytes_per_device(target.opt),
         gradients=bytes_per_device(trained) * (1 if run.optim.accumulate == 1 else 2),
         second_state=bytes_per_device(target) if replays else 0,
-        largest=None if gpu is None else largest(Path(dump), compiled.as_text() or "", _LARGEST),
+        largest=largest(Path(dump), compiled.as_text() or "", _LARGEST),
         elements=parameter_count(definition.params),
         file_weights=parameter_count(
             {name: definition.extras[name] for name in definition.file_weights}
@@ -173,12 +165,8 @@ def compile_step(
     )
 
 
-def _devices(gpu: str | None, gpus_per_node: int, count: int) -> Any:
-    """Returns devices to compile for: described GPUs, or virtual CPU devices for an estimate."""
-    if gpu is None:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-        return jax.devices()
+def _devices(gpu: str, gpus_per_node: int, count: int) -> Any:
+    """Returns descriptions of the GPUs to compile for."""
     of_a_node = min(count, gpus_per_node)
     return topologies.get_topology_desc(
         platform="cuda",

@@ -19,16 +19,16 @@ class Tried:
     Attributes:
         overrides: to add to the typed ones; () for the config as it is.
         needed: bytes per device.
-        spare: bytes per device; negative if it does not fit (known only if ``fits`` is).
+        spare: bytes per device; negative if it does not fit.
         best: the fewest predicted seconds per step.
-        fits: whether a device has enough memory; None if unknown.
+        fits: whether a device has enough memory.
     """
 
     overrides: Overrides
     needed: float
     spare: float
     best: float
-    fits: bool | None
+    fits: bool
 
 
 def search(
@@ -69,7 +69,7 @@ def search(
                 break
             tried[changes] = attempt(changes, left)
         each = tried[changes]
-        if each is None or each.spare >= 0:  # the search follows estimates, too
+        if each is None or each.fits:
             done.add((remat, shard))
         else:
             least[remat] = max(least[remat], parts * each.needed / (each.needed + each.spare))

@@ -110,7 +110,7 @@ class Input:
         rate: least and most examples/s of the host.
         seconds: least and most seconds to load the host's part of a batch.
         measured: whether the rate was given instead of taken from the table.
-        waits: whether steps wait for input; None if the time of a step is unknown.
+        waits: whether steps wait for input.
         advice: what to do about it.
     """
 
@@ -123,13 +123,11 @@ class Input:
     rate: tuple[float, float]
     seconds: tuple[float, float]
     measured: bool
-    waits: Literal["yes", "maybe", "no"] | None = None
+    waits: Literal["yes", "maybe", "no"] = "no"
     advice: tuple[str, ...] = ()
 
 
-def predict(
-    run: config.Run, gpus: int, nodes: int, host: Host, step: tuple[float, float] | None = None
-) -> Input:
+def predict(run: config.Run, gpus: int, nodes: int, host: Host, step: tuple[float, float]) -> Input:
     """Predicts the input of a host.
 
     Args:
@@ -137,8 +135,20 @@ def predict(
         gpus: GPUs of a host.
         nodes: number of hosts.
         host: what is known about them.
-        step: least and most seconds of a step without waiting; None if unknown.
+        step: least and most seconds of a step without waiting.
     """
+    predicted = _without_step(run, gpus, nodes, host)
+    if predicted.seconds[1] <= step[0]:
+        return predicted
+    return dataclasses.replace(
+        predicted,
+        waits="yes" if predicted.seconds[0] > step[1] else "maybe",
+        advice=tuple(_advice(run, predicted, gpus, nodes, host, step)),
+    )
+
+
+def _without_step(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
+    """Predicts how fast a host loads examples."""
     kind = _kind(run)
     cores = host.cores or CORES_PER_GPU * gpus
     rows = run.data.batch_size / nodes
@@ -155,7 +165,7 @@ def predict(
     if host.per_core is not None:
         what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
     least, most = (rate * max(1, min(workers, cores)) for rate in per_core)
-    predicted = Input(
+    return Input(
         kind=kind,
         what=what,
         per_core=per_core,
@@ -165,15 +175,6 @@ def predict(
         rate=(least, most),
         seconds=(rows / most, rows / least),
         measured=host.per_core is not None,
-    )
-    if step is None:
-        return predicted
-    if predicted.seconds[1] <= step[0]:
-        return dataclasses.replace(predicted, waits="no")
-    return dataclasses.replace(
-        predicted,
-        waits="yes" if predicted.seconds[0] > step[1] else "maybe",
-        advice=tuple(_advice(run, predicted, gpus, nodes, host, step)),
     )
 
 
@@ -198,7 +199,7 @@ def _advice(
     used = min(predicted.workers, predicted.cores)
     if not predicted.measured and predicted.kind == "clips, resized on the host":
         device = dataclasses.replace(run, data=dataclasses.replace(run.data, convert_on="device"))
-        clips = predict(device, gpus, nodes, host).per_core
+        clips = _without_step(device, gpus, nodes, host).per_core
         factor = math.sqrt(math.prod(clips) / math.prod(predicted.per_core))
         lines.append(f"--data.convert_on device: {factor:.1f} times the clips/s")
     if getattr(run.data, "crop", None) is not None:
@@ -206,7 +207,7 @@ def _advice(
         more = dataclasses.replace(run.data, crops_per_clip=several)
         by_table = dataclasses.replace(host, per_core=None)
         now, then = (
-            predict(one, gpus, nodes, by_table).rate[0]
+            _without_step(one, gpus, nodes, by_table).rate[0]
             for one in (run, dataclasses.replace(run, data=more))
         )
         if then > 1.05 * now:  # if the batch is not a multiple, clips are decoded more than once

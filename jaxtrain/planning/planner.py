@@ -23,6 +23,7 @@ from jaxtrain.planning import (
     fit,
     input_rate,
     prediction,
+    shipped,
 )
 from jaxtrain.storage import addresses
 from jaxtrain.xla import cards, platform, subprocess_worker
@@ -59,8 +60,8 @@ class Plan:
         step: what the compiler reported.
         memory: of a device.
         arithmetic_s: seconds of a step's matmuls and convolutions at the card's matmul peak.
-        time: of a step; None in an estimate.
-        bound: what bounds a step, input included; None in an estimate.
+        time: of a step.
+        bound: what bounds a step, input included.
         input: of a host.
         run: the complete run.
         preparation: what a run makes of its data once, before the first step.
@@ -79,24 +80,17 @@ class Plan:
     step: compilation.CompiledStep
     memory: prediction.Memory
     arithmetic_s: float
-    time: prediction.StepTime | None
-    bound: str | None
+    time: prediction.StepTime
+    bound: str
     input: input_rate.Input
     run: prediction.RunTime
     preparation: tuple[Estimate, ...]
     assumptions: tuple[str, ...]
 
     @property
-    def certain(self) -> float:
-        """Bytes that each device needs, whatever the compiler does."""
-        return self.memory.needed - self.memory.rows["temporaries"]
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the run fits; None if unknown, because JAX's GPU compiler is missing."""
-        if not self.step.estimate:
-            return self.memory.spare >= 0
-        return None if self.certain <= self.memory.capacity else False
+    def fits(self) -> bool:
+        """Whether the run fits."""
+        return self.memory.spare >= 0
 
     def as_json(self) -> dict[str, Any]:
         """The content of ``plan --json``."""
@@ -145,20 +139,16 @@ def make_plan(
     """
     devices = run.mesh.devices
     nodes = -(-devices // gpus_per_node)
-    time = None
-    if not step.estimate:
-        time = prediction.step_time(step.cost, card, run.precision, efficiency)
+    time = prediction.step_time(step.cost, card, run.precision, efficiency)
     given = input_rate.predict(
         run,
         min(devices, gpus_per_node),
         nodes,
         host,
-        None if time is None else (time.best, time.worst),
+        (time.best, time.worst),
     )
-    bound = None
-    if time is not None:
-        bounds = {"yes": "input", "maybe": f"{time.bound} or input"}
-        bound = bounds.get(str(given.waits), time.bound)
+    bounds = {"yes": "input", "maybe": f"{time.bound} or input"}
+    bound = bounds.get(given.waits, time.bound)
     return Plan(
         config=run.name,
         overrides=tuple(addresses.scrubbed(list(overrides))),
@@ -277,8 +267,9 @@ class Planner:
             timeout_s: time limit.
 
         Raises:
-            InputError: the step could not be compiled.
+            InputError: the step could not be compiled, or there is no compiler for GPUs.
         """
+        self.check_compiler()
         settings = overrides.merged(self.settings, changes)
         return make_plan(
             compile_step(self._name, settings, self._short, self._per_node, timeout_s),
@@ -292,6 +283,17 @@ class Planner:
             preparation=self._preparation,
             assumptions=self.said,
         )
+
+    def check_compiler(self) -> None:
+        """Checks that JAX's compiler for GPUs is installed.
+
+        Raises:
+            InputError: how to install it, and the shipped plan of the config.
+        """
+        if not platform.has_cuda_plugin():
+            raise InputError(
+                shipped.without_compiler(self._name, self._short, self.settings, self._price)
+            )
 
     def _missing(self) -> tuple[Estimate, ...]:
         """Returns what the run makes of its data, as far as this machine sees them."""
@@ -336,7 +338,7 @@ class Planner:
                 pasted,
                 needed=plan.memory.needed,
                 spare=plan.memory.spare,
-                best=plan.arithmetic_s if plan.time is None else plan.time.best,
+                best=plan.time.best,
                 fits=plan.fits,
             )
 
@@ -388,14 +390,14 @@ def check_numbers(host: input_rate.Host, price: float | None) -> None:
 
 
 def compile_step(
-    name: str, settings: Sequence[str], gpu: str | None, gpus_per_node: int, timeout_s: float
+    name: str, settings: Sequence[str], gpu: str, gpus_per_node: int, timeout_s: float
 ) -> compilation.CompiledStep:
     """Compiles a config's step in a process of its own (:func:`compilation.compile_step`).
 
     Args:
         name: of the config.
         settings: overrides.
-        gpu: short name of the card; None, or a missing GPU compiler, makes an estimate.
+        gpu: short name of the card.
         gpus_per_node: GPUs in each node.
         timeout_s: time limit.
 
@@ -407,7 +409,7 @@ def compile_step(
         request = {
             "config_name": name,
             "overrides": [*settings],
-            "gpu": gpu if platform.has_cuda_plugin() else None,
+            "gpu": gpu,
             "gpus_per_node": gpus_per_node,
             "dump": dump,
         }

@@ -138,8 +138,8 @@ class RunTime:
 
     Attributes:
         steps: length of the run; None if it depends on the data.
-        steps_per_second: with waiting for input; None in an estimate.
-        seconds: purpose -> seconds; None if a step's time or the length is unknown.
+        steps_per_second: with waiting for input.
+        seconds: purpose -> seconds; None if the length is unknown.
         hours: their sum; likewise.
         price: per GPU-hour, in any currency.
         money: cost of all GPUs; None without a price or hours.
@@ -147,7 +147,7 @@ class RunTime:
     """
 
     steps: int | None
-    steps_per_second: Range | None
+    steps_per_second: Range
     seconds: dict[str, Range] | None
     hours: Range | None
     price: float | None
@@ -213,7 +213,7 @@ def serial_bound(cost: StepCost, card: Card, precision: str) -> float:
 def step_time(
     cost: StepCost, card: Card, precision: str, efficiency: float | None = None
 ) -> StepTime:
-    """Predicts the time of a step; the cost must not be that of an estimate.
+    """Predicts the time of a step.
 
     Args:
         cost: of the step; without communication if it was not read.
@@ -264,7 +264,7 @@ def preparation_s(preparation: Iterable[Estimate], cores: int) -> float:
 def run_time(
     run: config.Run,
     step: CompiledStep,
-    time: StepTime | None,
+    time: StepTime,
     given: Input,
     *,
     nodes: int,
@@ -276,14 +276,12 @@ def run_time(
     Args:
         run: the config.
         step: of the config.
-        time: of a step without waiting for input; None in an estimate.
+        time: of a step without waiting for input.
         given: the input of a host.
         nodes: number of hosts; each saves its part of the state.
         price: per GPU-hour, in any currency; None omits the cost.
         preparation_s: what the hosts prepare before the first step.
     """
-    if time is None:
-        return RunTime(step.total, None, None, None, price, None)
     compute = (time.best, time.worst)
     paced = tuple(max(pair) for pair in zip(compute, given.seconds, strict=True))
     rates = (1 / paced[0], 1 / paced[1])

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Sequence
 
-from jaxtrain import versions
 from jaxtrain.data.contract import MOST_PREPARATION_S
 from jaxtrain.planning import prediction
 from jaxtrain.planning.fit import Tried
@@ -37,30 +36,17 @@ def text(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> str:
     """States whether the run fits, and by how much."""
-    spare, capacity = plan.memory.spare / GIB, plan.memory.capacity / GIB
-    if not plan.step.estimate:
-        if spare < 0:
-            return f"does not fit: needs {-spare:.1f} GiB more on each device"
-        return f"fits with {spare:.1f} GiB to spare on each device"
-    second = " second state," if plan.step.second_state else ""
-    certain = (
-        f"parameters, optimizer,{second} and batch take {plan.certain / GIB:.1f} of "
-        f"{capacity:.1f} GiB"
-    )
-    if plan.fits is False:
-        return f"does not fit: {certain} on each device, without any temporaries"
-    temporaries = plan.memory.rows["temporaries"] / GIB
-    return (
-        f"unknown whether it fits: {certain} on each device; temporaries take "
-        f"{temporaries:.1f} GiB on a CPU, but only the GPU compiler can measure them on a GPU"
-    )
+    spare = plan.memory.spare / GIB
+    if spare < 0:
+        return f"does not fit: needs {-spare:.1f} GiB more on each device"
+    return f"fits with {spare:.1f} GiB to spare on each device"
 
 
 def ranking(tried: Sequence[Tried]) -> str:
     """Formats candidates, one per line: results and the overrides to paste."""
     lines = ["  GiB / device  GiB to spare   s/step, at best   overrides"]
     for each in tried:
-        spare = "unknown" if each.fits is None else f"{each.spare / GIB:.1f}"
+        spare = f"{each.spare / GIB:.1f}"
         changes = " ".join(each.overrides) or "(unchanged)"
         lines.append(f"  {each.needed / GIB:12.1f}  {spare:>12}  {each.best:16.4g}   {changes}")
     return "\n".join(lines)
@@ -69,7 +55,6 @@ def ranking(tried: Sequence[Tried]) -> str:
 def _heading(plan: Plan) -> str:
     step = plan.step
     nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
-    bound = [] if plan.bound is None else [f"bound by {plan.bound}"]
     parameters = f"{step.elements:,} parameters"
     if step.frozen:
         parameters += f", of which {step.frozen:,} are frozen"
@@ -77,7 +62,7 @@ def _heading(plan: Plan) -> str:
         parameters += f", and {step.file_weights:,} weights of a teacher or of LPIPS"
     lines = [
         f"{plan.config} on {step.cost.devices} x {plan.card.name} ({nodes}), jax {step.jax}",
-        _wrapped("; ".join([verdict(plan), *bound, *_cost(plan)])),
+        _wrapped("; ".join([verdict(plan), f"bound by {plan.bound}", *_cost(plan)])),
         _wrapped(f"{parameters}; {step.batch_of}"),
     ]
     if step.unsharded:
@@ -86,21 +71,12 @@ def _heading(plan: Plan) -> str:
         lines.append(
             _wrapped(f"not sharded: {name} {tuple(shape)}{more}: mesh.fsdp divides no dimension")
         )
-    if step.estimate:
-        lines.insert(
-            0,
-            "ESTIMATE: the GPU compiler is not installed. Install it (no GPU required):\n"
-            f"  {versions.install('cuda12')}\n"
-            "Parameters, optimizer, batch, and arithmetic are exact. Temporaries are those of\n"
-            "the CPU program (for h100_16, 3.7 times those of the GPU program). Memory\n"
-            "bandwidth and communication are omitted.\n",
-        )
     return "\n".join(lines)
 
 
 def memory(plan: Plan) -> str:
     """Lists what each device needs and has, and the largest temporaries."""
-    memory, estimated = plan.memory, " (estimate)" if plan.step.estimate else ""
+    memory = plan.memory
     lines = ["memory per device, GiB"]
     for name, size in memory.rows.items():
         if size >= 0.0005 * GIB or name in _ALWAYS:
@@ -109,14 +85,14 @@ def memory(plan: Plan) -> str:
         if name == "temporaries":
             lines += [
                 f"    {slot.size / GIB:.3f} {slot.shape} {(*slot.made_by, 'the compiler')[0]}"
-                for slot in (plan.step.largest or ())[:_TEMPORARIES]
+                for slot in plan.step.largest[:_TEMPORARIES]
             ]
     reserved = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.outside.items())
     return "\n".join(
         [
             *lines,
             f"  {'needed':<18}{memory.needed / GIB:9.3f}   of {memory.capacity / GIB:.3f} available"
-            f"{estimated}: {MEMORY_FRACTION:.0%} of {memory.total / GIB:.1f} at most",
+            f": {MEMORY_FRACTION:.0%} of {memory.total / GIB:.1f} at most",
             f"    XLA_CLIENT_MEM_FRACTION; reserved: {reserved} (assumed)",
         ]
     )
@@ -131,8 +107,6 @@ def _step(plan: Plan) -> str:
         f"  arithmetic    {1000 * plan.arithmetic_s:9.2f} ms   {flops:.3f} TFLOP; the model needs "
         f"{needed:.3f}",
     ]
-    if time is None:
-        return "\n".join(lines)
     kernels = cost.kernels or {}
     lines.append(
         f"  memory        {1000 * time.memory:9.2f} ms   {cost.moved_bytes / 1e9:.2f} GB read and "
@@ -155,7 +129,7 @@ def _step(plan: Plan) -> str:
 def _traffic(plan: Plan) -> list[str]:
     """Lists the largest collectives and the slowest link."""
     cost, time = plan.step.cost, plan.time
-    if cost.devices == 1 or time is None:
+    if cost.devices == 1:
         return []
     rows = cost.traffic or ()
     hidden = time.hidden / time.communication if time.communication else 0.0
@@ -180,15 +154,8 @@ def _input(plan: Plan) -> str:
     unit = "clips/s" if clips else "examples/s"
     assumed = f" ({CORES_PER_GPU} per GPU, assumed)" if given.assumed else ""
     rows = plan.batch_size / plan.nodes
-    if time is None:
-        fewest, most = (1 / s for s in reversed(given.seconds))
-        needs = f"enough for {_both(fewest, most)} steps/s"
-    else:
-        waits = {"yes": "the GPUs wait", "maybe": "the GPUs may wait"}
-        needs = (
-            f"{_both(rows / time.worst, rows / time.best)} {unit} needed: "
-            f"{waits.get(str(given.waits), 'the GPUs do not wait')}"
-        )
+    waits = {"yes": "the GPUs wait", "maybe": "the GPUs may wait", "no": "the GPUs do not wait"}
+    needs = f"{_both(rows / time.worst, rows / time.best)} {unit} needed: {waits[given.waits]}"
     lines = [
         _wrapped(f"input per host, predicted: {needs}"),
         f"  {_both(*given.rate)} {unit} by {given.workers} workers on {given.cores} cores{assumed}",
@@ -211,11 +178,6 @@ def _input(plan: Plan) -> str:
 
 def _run(plan: Plan) -> str:
     run = plan.run
-    if run.steps_per_second is None:
-        return (
-            "time and cost need the GPU compiler (no GPU required):\n"
-            f"  {versions.install('cuda12')}"
-        )
     fast, slow = run.steps_per_second
     rate = f"{_both(slow, fast)} steps/s"
     if run.seconds is None:

@@ -67,7 +67,9 @@ class TrainResult:
         from jaxtrain.reporting import page
 
         path, metrics = self.directory / page.NAME, self.directory / run_files.METRICS
-        if not path.exists() or path.stat().st_mtime < metrics.stat().st_mtime:
+        # A run that was stopped before its first record has no metrics.
+        recorded = metrics.stat().st_mtime if metrics.exists() else 0.0
+        if not path.exists() or path.stat().st_mtime < recorded:
             page.write([self.directory], path, own=True)
         return path
 

@@ -209,12 +209,16 @@ class StepCompiled:
         cost: what it costs.
         state_bytes: size of the training state on each device.
         params: number of trainable parameters.
+        code: digest of the source files.
+        data: digest of both splits.
     """
 
     step: int
     cost: "StepCost"
     state_bytes: float
     params: int
+    code: str = ""
+    data: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,11 +250,13 @@ class Ended:
         step: completed steps.
         code: exit code.
         why: the reason, in one line.
+        diverged: whether a gate, a canary, or bad steps ended it: to try again changes nothing.
     """
 
     step: int | None
     code: int
     why: str
+    diverged: bool = False
 
 
 Event = (

@@ -6,13 +6,15 @@ time):
 
 - ``start``: config, arguments, versions, hardware, and the checkpoint that it resumes from.
   ``total`` is null if the run ended before its length was known.
-- ``compiled``: memory of the training step according to the compiler, FLOPs that the model needs.
+- ``compiled``: memory of the training step according to the compiler, FLOPs that the model needs,
+  and digests of the source files and of the data.
 - ``phase``: written at the end of each phase, with ``name`` and ``seconds``. The time of a nested
   phase does not count for the outer one, so all phases add up to the time of the run. ``training``
   is split at each logged step; it also has ``from_step`` and the time it waited for data
   (``waited_s``). ``start`` includes the time between phases before the first step, ``end`` the time
   after the last step.
-- ``end``: the exit code and the reason. A killed process writes none.
+- ``end``: the exit code and the reason; ``diverged`` if that is a gate, a canary, or bad steps. A
+  killed process writes none.
 """
 
 import dataclasses
@@ -58,7 +60,9 @@ class History:
         elif isinstance(event, StepCompiled):
             self._file.add(_line("compiled", time.time(), event.step, _compiled(event)))
         elif isinstance(event, Ended):
-            entry = {"code": event.code, "why": event.why}
+            entry: dict[str, Any] = {"code": event.code, "why": event.why}
+            if event.diverged:
+                entry["diverged"] = True
             self._file.add(_line("end", time.time(), event.step, entry))
         elif self._start is None:
             self._waiting.append(event)
@@ -109,6 +113,8 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
         "planned_gib": event.cost.planned_bytes / hardware.GIB,
         "state_gib": event.state_bytes / hardware.GIB,
         "params": event.params,
+        "code": event.code,
+        "data": event.data,
         "flops_per_step": event.cost.model_flops,
         "moved_bytes": event.cost.moved_bytes,
         "peak_flops": cards.rates(kind)[0],

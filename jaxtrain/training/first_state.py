@@ -17,7 +17,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
-from jaxtrain.optim.build import schedule_change
+from jaxtrain.optim.schedule import schedule_change
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.terminal import Say
@@ -66,6 +66,7 @@ def first_state(
         fingerprint=meta.fingerprint,
         settings=meta.config,
         versions=meta.versions,
+        code=meta.code,
         say=say,
     )
     same_run.check_file_weights(shown, saved["file_weights"], meta.file_weights)
@@ -75,7 +76,7 @@ def first_state(
     done = Position.of_checkpoint(saved).done
     say(
         f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
-        f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
+        f"examples seen, learning rate {setup.schedule.learning_rate(done):.3g}"
     )
     if changed := _schedule_change(setup, saved["config"], done):
         say(changed)

@@ -33,12 +33,12 @@ def train(setup: TrainSetup) -> None:
             state = _roll_back(setup, state)
         setup.before_step(recorder.done, state)
 
-        batch = next(setup.batches)
+        batch, scalars = next(setup.batches), setup.schedule.scalars(recorder.done)
         with recorder.on_devices():  # on CPUs, the call may return only after the step
             if setup.replay and is_due(recorder.done + 1, run.loop.replay_every, total):
-                state, metrics = setup.replay(recorder.done, state, batch)
+                state, metrics = setup.replay(recorder.done, state, batch, scalars)
             else:
-                state, metrics = setup.step(state, batch)
+                state, metrics = setup.step(state, batch, scalars)
         # Fetches and records the metrics of the previous step while the device computes this one.
         recorder.push(metrics, setup.batches.ids, state, batch)
 

@@ -12,7 +12,7 @@ from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.uploader import Uploader
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError
+from jaxtrain.errors import BadSteps
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training.state import State, saved_part
 
@@ -72,13 +72,13 @@ class Rollback:
             self._uploader.finish(still_alive)
         chosen = process_group.process_zero_decides(lambda: self._choose(done))
         if not chosen:
-            raise InputError(
+            raise BadSteps(
                 f"{trouble}, and there is no checkpoint to restore: {self._advice(state)}"
             )
         back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
         if times > _MAX_ROLLBACKS:
-            raise InputError(
+            raise BadSteps(
                 f"{trouble}, although checkpoint {back_to} was restored {_MAX_ROLLBACKS} times: "
                 f"{self._advice(state)}"
             )

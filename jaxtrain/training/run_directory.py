@@ -68,7 +68,8 @@ FILES = {
     "before it: 2 for what the console calls step 3",
     own_files.RESTARTS: "how often in a row SLURM or Kubernetes restarted the run without a new "
     "checkpoint; written by the launcher",
-    "report.html": "the run on one page, written when the run is done",
+    "report.html": "the run on one page, written when the run is done, and when it stops, unless "
+    "that would take long (records of more than 8 MB)",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
     "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",

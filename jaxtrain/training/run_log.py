@@ -17,7 +17,7 @@ from jaxtrain.config import invocation, metrics
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import stop_inside
+from jaxtrain.errors import HOPELESS, BadSteps, stop_inside
 from jaxtrain.telemetry import events, history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.line import Line
@@ -138,12 +138,13 @@ class RunLog(events.EventLog):
         self._start = None
         self.phases.at(self.phases.now.step or 0, total)
 
-    def ended(self, code: int, why: str) -> None:
+    def ended(self, code: int, why: str, *, diverged: bool = False) -> None:
         """Logs the open phase and how this start of the run ended; does so once.
 
         Args:
             code: exit code.
             why: the reason in one line.
+            diverged: whether bad steps are the reason; a gate or a canary has its exit code.
         """
         with self._ending:
             if self._ended:
@@ -152,7 +153,9 @@ class RunLog(events.EventLog):
         if self._start is not None:
             self.emit(self._start(None))
         self.phases.end()
-        self.emit(events.Ended(self.phases.now.step, code, why))
+        self.emit(
+            events.Ended(self.phases.now.step, code, why, diverged=diverged or code == HOPELESS)
+        )
 
     def failed(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Logs the error or signal that ends the run, once; the command line prints it."""
@@ -162,7 +165,7 @@ class RunLog(events.EventLog):
         self._logged = error
         reason = stop_inside(error) or error
         try:
-            self.ended(exit_code(reason), why(reason))
+            self.ended(exit_code(reason), why(reason), diverged=isinstance(reason, BadSteps))
         except Exception as failure:  # must not hide the reason
             self.log(f"warning: the end of the run is missing in {history.NAME}: {failure}")
         self.log_error(reason)

@@ -1,5 +1,7 @@
 """Prints the end of a run: its results, where its files are, and the commands to type next."""
 
+import array
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +22,12 @@ _VAL = (
     *("val/psnr", "val/ssim"),
 )
 # A training metric comes from a single batch, so the summary compares means over the first and
-# the last tenth of the logged steps, and over at least this many steps.
+# the last tenth of the steps, and over at least this many.
 _LEAST_WINDOW = 3
 
 
 class Results:
-    """Collects the metrics that the end-of-run summary compares.
+    """Collects the training metrics of each step, which the end-of-run summary compares.
 
     Args:
         since: completed steps when this start of the run began.
@@ -33,46 +35,47 @@ class Results:
 
     def __init__(self, since: int) -> None:
         self._since = since
-        self._values: dict[str, list[float]] = {name: [] for name in (*_TRAIN, *_VAL)}
+        self._values = {name: array.array("d") for name in _TRAIN}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Adds the metrics of a logged step, or of a validation."""
-        for name, logged in self._values.items():
+        """Adds the metrics of a step."""
+        for name, of_steps in self._values.items():
             if name in values:
-                logged.append(values[name])
+                of_steps.append(values[name])
 
-    def lines(self) -> list[Line]:
+    def lines(self, validations: Sequence[Mapping[str, float]]) -> list[Line]:
         """Returns a line for the training metrics and one for validation.
 
-        A training metric is compared with its beginning only if two separate windows of logged
-        steps exist; otherwise only its last value is shown. A validation repeats the same examples,
-        so the first one is compared with the last one.
-        """
-        logged = max(len(self._values[name]) for name in _TRAIN)
-        window = max(_LEAST_WINDOW, logged // 10)
-        compares = logged >= 2 * window
-        since = f" since step {self._since}" if self._since else ""
-        train = [self._change(name, window if compares else None) for name in _TRAIN]
-        val = [self._change(name, 1) for name in _VAL]
-        validations = max(len(self._values[name]) for name in _VAL)
-        lines = []
-        for changes, note in (
-            (train, f" (means of {window} logged steps{since})" if compares else ""),
-            (val, f" (first and last{since})" if since and validations > 1 else ""),
-        ):
-            if shown := list(filter(None, changes)):
-                shown[-1] += note
-                lines.append(Line(tuple(map(Field, shown)), ", "))
-        return lines
+        Training metrics are compared with their beginning only if there are two separate windows of
+        steps; otherwise their mean is shown. A validation repeats the same examples, so the first
+        one of the run is compared with the last one.
 
-    def _change(self, name: str, window: int | None) -> str:
-        """Returns "NAME first -> last" of means over a window; without one, the last value."""
-        values = self._values[name]
-        if not values:
-            return ""
-        last = _mean(values[-(window or 1) :])
-        first = last if window is None else _mean(values[:window])
-        return f"{name} {last}" if first == last else f"{name} {first} -> {last}"
+        Args:
+            validations: of the complete run, in order.
+        """
+        steps = max(len(values) for values in self._values.values())
+        window = max(_LEAST_WINDOW, steps // 10)
+        compares = steps >= 2 * window
+        windows = [slice(0, window), slice(-window, None)] if compares else [slice(None)]
+        train = [
+            _change(name, [_mean(values[window]) for window in windows])
+            for name, values in self._values.items()
+            if values
+        ]
+        if train and steps > 1:
+            what = f"means of {window} steps" if compares else f"mean of {steps} steps"
+            train[-1] += f" ({what}{f' since step {self._since}' if self._since else ''})"
+        val = [
+            _change(name, [f"{values[name]:.4g}" for values in (validations[0], validations[-1])])
+            for name in _VAL
+            if validations and name in validations[0] and name in validations[-1]
+        ]
+        return [Line(tuple(map(Field, fields)), ", ") for fields in (train, val) if fields]
+
+
+def _change(name: str, values: Sequence[str]) -> str:
+    """Returns "NAME FIRST -> LAST", or "NAME VALUE" if they are equal."""
+    return f"{name} {' -> '.join(dict.fromkeys(values))}"
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -153,6 +156,7 @@ def print_summary(
     directory: Path | str,
     *,
     results: Results,
+    validations: Sequence[Mapping[str, float]],
     example_file: str,
     stopped_early: bool,
     processes: int,
@@ -166,12 +170,13 @@ def print_summary(
         arguments: of the command line; empty if no command line gives this run.
         directory: of the run, or its URL.
         results: metrics of this start.
+        validations: of the complete run.
         example_file: an input file on which to try the model; "" prints a placeholder.
         stopped_early: whether early stopping ended the run.
         processes: the number of processes, each of which needs the command line.
         say: prints a line.
     """
-    for line in results.lines():
+    for line in results.lines(validations):
         say(line)
     typed_directory = _typed(directory)
     say(f"run directory: {typed_directory}")
@@ -186,7 +191,7 @@ def print_summary(
     each = in_each(processes)
     say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
-        same_command = invocation.again(program, arguments, {"--data.path": "DIR"})
+        same_command = invocation.again(program, "train", arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {same_command}")
     elif export_usage:
         say(f"export the weights: {program} {export_usage.format(run=quoted, out=out)}")
@@ -210,15 +215,21 @@ def usages(run: config.Run, arguments: Sequence[str]) -> tuple[str, str]:
     return use, export
 
 
-def write_report(directory: Path, say: Callable[[str], None]) -> None:
+def write_report(directory: Path, say: Callable[[str], None], largest: float = math.inf) -> None:
     """Writes ``report.html`` of a run that has ended, and prints its path.
 
     A failure is only a warning.
+
+    Args:
+        directory: of the run.
+        say: prints a line.
+        largest: bytes of records above which it is not written.
     """
     try:
         from jaxtrain.reporting import page, run_files
 
-        if (directory / run_files.METRICS).is_file():
+        records = directory / run_files.METRICS
+        if records.is_file() and records.stat().st_size <= largest:
             page.write([directory], directory / page.NAME, own=True)
             say(f"report: {shortest_path(str(directory / page.NAME))}")
     except Exception as error:
@@ -256,7 +267,7 @@ def resume_command(
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
     again = {"--output-dir": _typed(directory), "--resume": "latest"}
-    return invocation.again(program, arguments, again | (longer or {}))
+    return invocation.again(program, "train", arguments, again | (longer or {}))
 
 
 def _typed(directory: Path | str) -> str:
@@ -273,7 +284,7 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     if not arguments:
         return ""
     without: dict[str, str | None] = {"--simulate-devices": None, "--track": None}
-    return f"{invocation.again(f'{program} plan', arguments, without)} --fit"
+    return f"{invocation.again(program, 'plan', arguments, without)} --fit"
 
 
 def find_nan_command(program: str, config_name: str, directory: Path | str) -> str:

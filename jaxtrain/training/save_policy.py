@@ -14,6 +14,7 @@ from jaxtrain.checkpoint import saver
 from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.config.gates import Gate
 from jaxtrain.config.run_length import Position
+from jaxtrain.distributed import consistency
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models import from_file
 from jaxtrain.storage.disks import reason
@@ -39,6 +40,7 @@ class RunMeta:
             checkpoints lack.
         start: id of the start that saved it (:class:`jaxtrain.checkpoint.start.Intent`).
         model_file: the file of the model's class, if it is not part of jaxtrain: for messages.
+        code: source file -> digest (:func:`jaxtrain.distributed.consistency.code_digests`).
     """
 
     fingerprint: str
@@ -47,6 +49,7 @@ class RunMeta:
     file_weights: dict[str, str] = dataclasses.field(default_factory=dict)
     start: str = ""
     model_file: str | None = None
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary that can be written as JSON."""
@@ -57,7 +60,8 @@ def describe(run: config.Run, fingerprint: str, start: str = "") -> RunMeta:
     """Returns the metadata of a new run."""
     file = from_file.file_of(run.model)
     about = config.to_dict(run), versions.versions()
-    return RunMeta(fingerprint, *about, start=start, model_file=file)
+    code = consistency.code_digests(run)
+    return RunMeta(fingerprint, *about, start=start, model_file=file, code=code)
 
 
 def patience_over(settings: config.Loop, run_progress: RunProgress) -> bool:

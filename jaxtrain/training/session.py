@@ -1,5 +1,6 @@
 """Starts a run: connects its processes, trains, reports the end, and returns the exit code."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
 from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_BAD_DATA
 from jaxtrain.xla import gpu_memory, options
+
+# Bytes of records: of a run that is stopped, a larger report would take more than some seconds.
+_REPORT_OF_STOPPED = 2**23
 
 
 def train(
@@ -168,13 +172,15 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
             typed,
             setup.shown,
             results=recorder.results,
+            validations=[entry.values for entry in setup.save_policy.run_progress.validations],
             example_file=setup.example_file,
             stopped_early=stopped_early,
             processes=jax.process_count(),
             say=log.say,
         )
     log.ended(EXIT_CODES[decision], ending)
-    if decision == CONTINUE and jax.process_index() == 0:
+    if jax.process_index() == 0:
         with log.phases.within("report"):  # takes up to a minute for a run with many records
-            run_summary.write_report(setup.directory, log.say)
+            largest = math.inf if decision == CONTINUE else _REPORT_OF_STOPPED
+            run_summary.write_report(setup.directory, log.say, largest)
     return EXIT_CODES[decision]

@@ -32,12 +32,13 @@ from jaxtrain.data import pipeline, worker_count
 from jaxtrain.data.contract import Preparation
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
-from jaxtrain.distributed import process_group
+from jaxtrain.distributed import consistency, process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
 from jaxtrain.jobs import cache, resumable
-from jaxtrain.optim.build import rate_flag, warmup_steps
+from jaxtrain.optim.build import rate_flag
+from jaxtrain.optim.schedule import Schedule, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import addresses, bucket
@@ -61,7 +62,8 @@ from jaxtrain.training.save_policy import (
     describe,
     patience_over,
 )
-from jaxtrain.training.state import State, bytes_per_device, parameter_count
+from jaxtrain.training.state import State
+from jaxtrain.training.state_size import bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
@@ -83,7 +85,8 @@ class TrainSetup:
         total: steps of the complete run.
         directory: of the run.
         state: the first state; :meth:`take_state` releases it.
-        step: compiled; (state, batch) -> (state, metrics).
+        step: compiled; (state, batch, scalars) -> (state, metrics).
+        schedule: makes the scalars of each step.
         before_step: called before each step with the number of completed steps and the state; it
             starts the profiler for ``--profile``.
         batches: the global training batches from the run's position on.
@@ -105,6 +108,7 @@ class TrainSetup:
     directory: Path
     state: State | None
     step: TrainStep
+    schedule: Schedule
     before_step: Callable[[int, State], None]
     batches: pipeline.TrainingBatches
     example_file: str
@@ -329,6 +333,11 @@ class OpenedData:
     broken_file_limit: BrokenFileLimit
     init_from: str | None
 
+    @property
+    def digest(self) -> str:
+        """Returns a digest of the examples of both splits."""
+        return digest_of_data(self.sources)
+
 
 def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> OpenedData:
     """Opens the data, and downloads the initial parameters of a new run.
@@ -529,6 +538,11 @@ def evaluator_of(
     return evaluator
 
 
+def digest_of_data(sources: Sources) -> str:
+    """Returns a digest of the examples of both splits."""
+    return cache.digest(sources.train.fingerprint, sources.val.fingerprint)
+
+
 def what_validates(run: config.Run, sources: Sources) -> str:
     """Returns a digest of the examples of a validation; "" for a run without validation."""
     if run.loop.eval_every is None:
@@ -621,7 +635,8 @@ def open_step(
     stack.callback(batches.close)
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
     with log.phases.within("compile"):
-        step = compile_in_all_processes(built, flags, log)
+        code = consistency.digest_of(first.meta.code)
+        step = compile_in_all_processes(built, flags, log, code, data.digest)
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
@@ -673,6 +688,7 @@ def open_step(
         directory=directory.path,
         state=state,
         step=step,
+        schedule=built.schedule,
         before_step=before_step,
         batches=batches,
         example_file=data.sources.example_file,
@@ -682,7 +698,7 @@ def open_step(
             built.definition,
             built.total,
             warmup_steps(run.optim, built.total),
-            lambda done: float(built.schedule(done)),
+            built.schedule.learning_rate,
             say,
         ),
         recorder=recorder,
@@ -762,7 +778,9 @@ def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callabl
     return action
 
 
-def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> TrainStep:
+def compile_in_all_processes(
+    setup: StepSetup, flags: RunFlags, log: RunLog, code: str = "", data: str = ""
+) -> TrainStep:
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
@@ -771,6 +789,8 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
         setup: of the step.
         flags: of the run.
         log: of the run.
+        code: digest of the source files, to be recorded.
+        data: digest of both splits, to be recorded.
     """
     began = time.perf_counter()
     traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
@@ -783,6 +803,8 @@ def compile_in_all_processes(setup: StepSetup, flags: RunFlags, log: RunLog) -> 
             cost=setup.cost(traced, compiled),
             state_bytes=bytes_per_device(setup.target),
             params=parameter_count(setup.definition.params),
+            code=code,
+            data=data,
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)

@@ -39,8 +39,8 @@ class StepHealth(NamedTuple):
     norms: Arrays
 
 
-Detector = Callable[[Arrays, jax.Array, Arrays], StepHealth]
-"""(detector's state, loss, gradients by dotted path) -> the step's health."""
+Detector = Callable[[Arrays, jax.Array, Arrays, jax.Array], StepHealth]
+"""(detector's state, loss, gradients by dotted path, steps of the warm-up) -> the step's health."""
 
 
 def init() -> Arrays:
@@ -52,9 +52,7 @@ def init() -> Arrays:
     }
 
 
-def detector(
-    settings: config.Optim, separate_groups: Mapping[str, str] | None = None, warmup: int = 0
-) -> Detector:
+def detector(settings: config.Optim, separate_groups: Mapping[str, str] | None = None) -> Detector:
     """Builds the detector of a run's bad steps.
 
     Norms are compared only after the warm-up. During it they vary widely, and a clipped gradient at
@@ -65,16 +63,14 @@ def detector(
         settings: ``bad_norm`` is the multiple of the median. With None, or with
             ``bad_updates="off"``, only NaN/Inf is bad.
         separate_groups: group -> prefix of its parameters' paths.
-        warmup: steps of the schedule's warm-up.
     """
-    good_before_comparison = max(LEAST, warmup)
     prefixes = dict(separate_groups or {})
     factor = None if settings.bad_updates == "off" else settings.bad_norm
 
-    def too_large(state: Arrays, norm: jax.Array) -> jax.Array:
+    def too_large(state: Arrays, norm: jax.Array, warmup: jax.Array) -> jax.Array:
         if factor is None:
             return jnp.zeros((), bool)
-        return (state["good"] >= good_before_comparison) & (norm > factor * median(state))
+        return (state["good"] >= jnp.maximum(warmup, LEAST)) & (norm > factor * median(state))
 
     def norms_of(grads: Arrays) -> Arrays:
         separate = tuple(prefixes.values())
@@ -86,12 +82,12 @@ def detector(
             for group, prefix in prefixes.items()
         }
 
-    def detect(state: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
+    def detect(state: Arrays, loss: jax.Array, grads: Arrays, warmup: jax.Array) -> StepHealth:
         step_norms = norms_of(grads)
         finite = jnp.isfinite(loss)
         for norm in step_norms.values():
             finite &= jnp.isfinite(norm)
-        bad = ~finite | too_large(state, step_norms["grad_norm"])
+        bad = ~finite | too_large(state, step_norms["grad_norm"], warmup)
         last_norms = state["norms"].at[state["good"] % WINDOW].set(step_norms["grad_norm"])
         new_state = {
             "norms": jnp.where(bad, state["norms"], last_norms),

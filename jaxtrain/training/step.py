@@ -1,8 +1,8 @@
 """Builds the training step and the evaluation step: pure functions, compiled once.
 
-``train_step(state, batch) -> (state, metrics)``. Sharding modes, precisions and accumulation are
-composed when the step is built; the step itself has no flags. Only the model reads the contents of
-a batch.
+``train_step(state, batch, scalars) -> (state, metrics)``. Sharding modes, precisions and
+accumulation are composed when the step is built; the step itself has no flags. Only the model reads
+the contents of a batch.
 
 Reading order: :func:`build_train_step`, :func:`build_gradients`, then :func:`_gradients`. The rest
 is small.
@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtrain import config
 from jaxtrain.models.contract import Batch, Sums
 from jaxtrain.ops import per_device
+from jaxtrain.optim.schedule import Scalars, Schedule, recorded_rate
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.training.state import Arrays, ModelDefinition, State
@@ -29,7 +30,7 @@ Metrics = dict[str, jax.Array]
 
 # A metric for the loop only: the number of bad steps in a row, including this one.
 BAD_IN_A_ROW = "bad_in_a_row"
-TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
+TrainStep = Callable[[State, Batch, Scalars], tuple[State, Metrics]]
 Receive = Callable[[Batch], Batch]
 """Arrays of a batch as the workers make them -> those that the model requires."""
 
@@ -109,8 +110,8 @@ def stage_ops(
 
 def build_train_step(
     definition: ModelDefinition,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: Schedule,
     rule: ShardingRule,
     detect: skip_step.Detector,
     *,
@@ -124,7 +125,7 @@ def build_train_step(
     Args:
         definition: the model.
         optimizer: applied to float32 gradients of the mean loss.
-        schedule: completed steps -> learning rate, for the metrics.
+        schedule: of the run; the step uses only which scalars there are, and not their values.
         rule: where arrays are stored.
         detect: detects a bad step, which changes only the number of examples seen and the
             detector's state.
@@ -142,19 +143,20 @@ def build_train_step(
         receive=receive,
     )
 
-    def train_step(state: State, batch: Batch) -> Any:
+    def train_step(state: State, batch: Batch, scalars: Scalars) -> Any:
         rows = jax.tree.leaves(batch)[0].shape[0]
         positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
         grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
         loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
-        updates, opt = optimizer.update(grads, state.opt, trained)
-        bad, detector_state, norms = detect(state.skip_step, loss, grads)
+        of_step = schedule.of_step(scalars, state.step)
+        updates, opt = optimizer.update(grads, state.opt, trained, scalars=of_step)
+        bad, detector_state, norms = detect(state.skip_step, loss, grads, scalars.warmup)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
             "loss": loss,
             **norms,
-            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            "learning_rate": recorded_rate(of_step),
             BAD_IN_A_ROW: detector_state["bad_in_a_row"],
         }
         params = {**state.params, **cast(Arrays, optax.apply_updates(trained, updates))}
@@ -319,7 +321,7 @@ def jit_train_step(
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(
         step,
-        in_shardings=(state_shardings, batch_sharding(mesh)),
+        in_shardings=(state_shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=(0,) if donate else (),
         compiler_options=options.options(

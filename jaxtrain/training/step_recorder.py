@@ -14,7 +14,7 @@ from jaxtrain.config import run_length
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
-from jaxtrain.errors import InputError
+from jaxtrain.errors import BadSteps
 from jaxtrain.models.contract import Batch
 from jaxtrain.optim.build import rate_flag
 from jaxtrain.telemetry import hardware
@@ -75,7 +75,7 @@ class StepRecorder:
             that examines it, or "".
 
     Attributes:
-        results: metrics for the end-of-run summary.
+        results: metrics of the steps, for the end-of-run summary.
         bad_in_a_row: steps skipped since the last good one, among those whose metrics were fetched.
     """
 
@@ -153,7 +153,7 @@ class StepRecorder:
             batch: of it.
 
         Raises:
-            InputError: a bad step at which the config stops the run.
+            BadSteps: a bad step at which the config stops the run.
         """
         self._flush("ahead")
         self._pending = _Pending(metrics, self._seen, ids.tolist(), batch)
@@ -166,7 +166,7 @@ class StepRecorder:
             self.flush()
         if self._is_last_bad():
             self._report_bad_count()
-            raise InputError(
+            raise BadSteps(
                 f"{self._last_bad}; see bad_steps.jsonl: resume from the newest checkpoint with "
                 f"--resume latest; {self.advice(state)}"
             )
@@ -209,6 +209,7 @@ class StepRecorder:
         self._first_nan = None
         self._report_bad_count()
         self._done += 1
+        self.results.add(values)
         if self._run.loop.record_examples:
             self._log.emit(StepExamples(self._done, pending.first_example, pending.ids))
         every = self._run.loop.log_every
@@ -252,7 +253,6 @@ class StepRecorder:
             labels = Labels(title, *validation.labels.get(name, ()))
             self._log.emit(Sample(done, name, content, labels))
         self._log.emit(Metrics(done, validation.values))
-        self.results.add(validation.values)
         self._log.say(validation_line(done, self._total, validation.values))
 
     def close(self) -> None:
@@ -316,7 +316,6 @@ class StepRecorder:
         with self.on_devices():  # CPUs may compute the exchange at once, with all processes
             self._slow.logged()
             values |= self._of_all.delayed(measured)
-        self.results.add(values)
         self._log.emit(Metrics(done, values))
         self._phases.logged(values)
         # The first window includes the start of the workers: it does not predict later ones.

@@ -18,10 +18,9 @@ from jaxtrain.ops import attention
 from jaxtrain.optim.build import (
     make_optimizer,
     muon_sentence,
-    recorded_schedule,
-    warmup_steps,
     without_effect,
 )
+from jaxtrain.optim.schedule import Schedule
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.terminal import Say
 from jaxtrain.training import skip_step
@@ -31,9 +30,9 @@ from jaxtrain.training.state import (
     State,
     abstract_state,
     jit_init,
-    parameter_count,
     saved_part,
 )
+from jaxtrain.training.state_size import parameter_count
 from jaxtrain.training.step import build_train_step, jit_train_step
 from jaxtrain.xla.step_cost import StepCost
 
@@ -50,7 +49,7 @@ class StepSetup:
         run: the config.
         definition: the model, without arrays.
         rule: where arrays are stored.
-        schedule: completed steps -> learning rate.
+        schedule: the rates, decays, and momenta of each step.
         optimizer: float32 gradients -> parameter updates.
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
@@ -61,8 +60,8 @@ class StepSetup:
     run: config.Run
     definition: ModelDefinition
     rule: ShardingRule
-    schedule: optax.Schedule
-    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    optimizer: optax.GradientTransformationExtraArgs
     target: State
     spec: Spec
     total: int
@@ -127,9 +126,7 @@ class StepSetup:
             self.schedule,
             self.rule,
             skip_step.detector(
-                self.run.optim,
-                {name: group.prefix for name, group in separate.items()},
-                warmup_steps(self.run.optim, self.total),
+                self.run.optim, {name: group.prefix for name, group in separate.items()}
             ),
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
@@ -145,7 +142,7 @@ class StepSetup:
             deterministic=self.run.deterministic,
             profiled=profiled,
         )
-        return jitted.trace(self.target, self.spec)
+        return jitted.trace(self.target, self.spec, self.schedule.spec)
 
 
 def build_step_setup(
@@ -196,7 +193,7 @@ def build_step_setup(
         )
     for name, shape in rule.unsharded(trained).items():
         say(f"not sharded: {name} {shape}: no dimension is divisible by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = make_optimizer(run.optim, total, trained, groups, rule, run.precision)
+    optimizer = make_optimizer(run.optim, trained, groups, rule, run.precision)
     if run.optim.muon is not None:
         say(muon_sentence(run.optim.muon, trained, groups))
         unused = without_effect(run.optim, trained, groups)
@@ -206,7 +203,7 @@ def build_step_setup(
         run=run,
         definition=definition,
         rule=rule,
-        schedule=recorded_schedule(run.optim, total),
+        schedule=Schedule(run.optim, total, groups),
         optimizer=optimizer,
         target=abstract_state(definition, optimizer, rule),
         spec=run.sent_spec(run.data.batch_size),
@@ -218,8 +215,7 @@ def build_step_setup(
 def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
     """Calls :func:`build_step_setup` silently, without the number of examples in an epoch.
 
-    It replaces epochs by an arbitrary number of steps, which changes only a constant in the
-    compiled step.
+    It replaces epochs by an arbitrary number of steps, which does not change the compiled step.
     """
     if run.loop.epochs is not None:
         loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)

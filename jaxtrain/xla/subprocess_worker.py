@@ -1,7 +1,7 @@
 """Runs a function of the package in a separate Python process, with JSON in and out.
 
-plan, bench and doctor use it for functions that may hang, crash or run out of memory, or that need
-other environment variables for jax and XLA, or a cold start::
+plan, bench, doctor and compare use it for functions that may hang, crash or run out of memory, or
+that need other environment variables for jax and XLA, a cold start, or other code::
 
     request = {"config": "demo"}
     with SubprocessWorker("jaxtrain.planning.compilation:run", request, environment()) as worker:
@@ -9,7 +9,8 @@ other environment variables for jax and XLA, or a cold start::
             ...
 
 The process calls the function with the request and with ``send``, which sends a JSON object at
-once. The process ends whenever its parent ends. It ignores Ctrl-C; the parent then terminates it.
+once. The process ends whenever its parent ends, even if that is killed: it terminates itself as the
+parent would. It ignores Ctrl-C; the parent then terminates it.
 """
 
 import contextlib
@@ -34,6 +35,8 @@ from jaxtrain.errors import InputError, RunAgain, first_line
 _STARTED_AT = time.time()
 
 _KILL_S = 5.0
+_LONGEST_WAIT_S = 3600.0
+_LOOK_EVERY_S = 0.5
 _LONGEST = 300  # characters of an error, and of a line of output
 _LAST_LINES = 5
 _BLOCK = 2**16
@@ -47,13 +50,14 @@ class WorkerFailed(Exception):
 
     Attributes:
         error: the function's error in one line; "" if the process ended otherwise.
+        code: its exit code, or minus the signal that killed it.
         killed_by: name of the signal that killed it, such as ``"SIGKILL"``; "" without one.
         how: description, such as ``"was ended by SIGSEGV"`` or ``"ended with exit code 3"``.
         last_lines: last lines of its output.
     """
 
     def __init__(self, error: str, code: int, last_lines: list[str]) -> None:
-        self.error = error
+        self.error, self.code = error, code
         self.killed_by = signal.Signals(-code).name if code < 0 else ""
         memory = " (out of host memory?)" if self.killed_by == "SIGKILL" else ""
         killed = f"was ended by {self.killed_by}{memory}"
@@ -73,7 +77,9 @@ class SubprocessWorker:
         request: a JSON object. The function also receives ``"start"`` in it: the seconds in which
             the interpreter started (``"interpreter"``) and its module was imported (``"imports"``).
         variables: the environment of the process, from :func:`environment`.
-        grace_s: seconds to clean up when it is terminated early (SIGTERM becomes SystemExit).
+        grace_s: seconds to clean up when it is terminated early (SIGTERM becomes SystemExit), or
+            when its parent has ended.
+        code: the folder of the package that it imports, if not this one's: that of another commit.
     """
 
     def __init__(
@@ -82,12 +88,20 @@ class SubprocessWorker:
         request: Mapping[str, Any],
         variables: Mapping[str, str],
         grace_s: float = 5.0,
+        code: Path | None = None,
     ) -> None:
         self._grace_s, self._received = grace_s, b""
+        if code is not None:
+            paths = [str(code), *filter(None, [variables.get("PYTHONPATH")])]
+            variables = {**variables, "PYTHONPATH": os.pathsep.join(paths)}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
         asked = json.dumps({"launched_at": time.time(), "request": request})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, function, str(os.getpid())],
+            # -P: the current directory is often the checkout, whose package would come first.
+            [
+                *(sys.executable, *(["-P"] if code is not None else []), "-m", __name__),
+                *(function, str(os.getpid()), str(grace_s)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
@@ -117,11 +131,15 @@ class SubprocessWorker:
         """The process id."""
         return self._process.pid
 
+    def terminate(self) -> None:
+        """Sends SIGTERM; the process then ends by itself, unless you leave the context."""
+        self._process.terminate()
+
     def messages(self, timeout_s: float) -> Iterator[Message]:
         """Yields all messages until the function returns.
 
         Args:
-            timeout_s: for all messages together.
+            timeout_s: for all messages together; may be infinite.
 
         Raises:
             TimeoutError: the function takes longer.
@@ -148,7 +166,10 @@ class SubprocessWorker:
         assert self._process.stdout is not None
         pipe, deadline = self._process.stdout.fileno(), time.monotonic() + timeout_s
         while b"\n" not in self._received:
-            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            left_s = max(0.0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], min(left_s, _LONGEST_WAIT_S))[0]:
+                if left_s > _LONGEST_WAIT_S:
+                    continue
                 raise TimeoutError(f"no message within {timeout_s:.0f} s")
             if not (block := os.read(pipe, _BLOCK)):
                 return None
@@ -212,7 +233,7 @@ def _exit(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def main(function: str, parent: str) -> int:
+def main(function: str, parent: str, grace_s: str) -> int:
     """Reads the request from standard input and calls the function, in the worker process.
 
     Messages go to the standard output of before; what the function prints goes to standard error.
@@ -220,7 +241,7 @@ def main(function: str, parent: str) -> int:
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     own_signals()
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(parent), float(grace_s)), daemon=True).start()
     asked = json.load(sys.stdin)
 
     def write(kind: str, content: Any = None) -> None:
@@ -254,10 +275,12 @@ def _named(function: str) -> Callable[[dict[str, Any], Send], None]:
     return call
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, grace_s: float) -> None:
     """Ends this process when its parent has ended, even if the parent was killed."""
     while os.getppid() == parent:
-        time.sleep(0.5)
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_s)
     os._exit(1)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from planning.step_findings import COST
+from training import toy
 
 from jaxtrain.bench import ceilings, measurement
+from jaxtrain.optim.schedule import Schedule
 from jaxtrain.planning import prediction
 from jaxtrain.xla import cards, operations
 
@@ -33,11 +35,13 @@ class Bursts:
 
 
 def test_the_rate_of_bursts_includes_the_pauses() -> None:
-    built: Any = SimpleNamespace(run=SimpleNamespace(precision="float32"))
+    built: Any = SimpleNamespace(
+        run=SimpleNamespace(precision="float32"), schedule=Schedule(toy.OPTIM, 10)
+    )
     state: Any = jnp.zeros(())
     session = measurement._Session(
         built,
-        lambda state, _: (state, jnp.zeros(())),
+        lambda state, *_: (state, jnp.zeros(())),
         COST,
         state,
         None,

@@ -20,6 +20,7 @@ def described(run: config.Run, fingerprint: str) -> dict[str, Any]:
         "fingerprint": fingerprint,
         "config": config.to_dict(run),
         "versions": versions.versions(),
+        "code": {"jaxtrain/sharding.py": "1", "my_model.py": "2"},
     }
 
 
@@ -31,6 +32,7 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], say: Callable[[st
         fingerprint=now["fingerprint"],
         settings=now["config"],
         versions=now["versions"],
+        code=now["code"],
         say=say,
     )
 
@@ -79,3 +81,11 @@ def test_different_versions_are_printed() -> None:
     assert [line.partition(" -> ")[0] for line in said] == [
         "version differs from the checkpoint: grain: 0.0.1"
     ]
+
+
+def test_edited_code_is_named_and_never_refused() -> None:
+    saved, now = described(RUN, "same"), described(RUN, "same")
+    now["code"] = {"jaxtrain/sharding.py": "1", "my_model.py": "3", "helper.py": "4"}
+    said: list[str] = []
+    check_same_run(saved, now, said.append)
+    assert said == ["code differs from the checkpoint: helper.py, my_model.py"]

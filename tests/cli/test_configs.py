@@ -22,7 +22,7 @@ def test_list_describes_each_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_prints_all_values(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "show", "h100_16", "--optim.peak_lr", "3e-4")
-    assert "python -m jaxtrain.main --config h100_16" in text
+    assert "jaxtrain train h100_16" in text
     shown = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
     assert shown["optim.peak_lr"] == ["0.0003"]
     assert shown["mesh.shard"] == ["params"]

@@ -1,57 +1,29 @@
-"""``jaxtrain plan`` without JAX's GPU compiler: the state is exact, the rest an estimate.
+"""``jaxtrain plan`` with an invented compiler, and without one.
 
-tests/gpu_programs tests planning with that compiler, which requires the cuda12 extra.
+tests/gpu_programs tests planning with JAX's GPU compiler, which requires the cuda12 extra.
 """
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from planning.step_findings import compiled
-from program import TINY_MLM
 
-from jaxtrain import main
+from jaxtrain import config, main
 from jaxtrain.cli import plan
-from jaxtrain.planning import planner
+from jaxtrain.config import files
+from jaxtrain.planning import planner, shipped
 from jaxtrain.planning.compilation import CompiledStep
-from jaxtrain.xla import platform
-
-TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--gpus", "2x2"]
+from jaxtrain.xla import cards, platform
 
 
 @pytest.fixture(autouse=True)
-def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
-
-
-@pytest.mark.slow
-def test_an_estimate_is_labeled_and_its_state_is_exact(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "plan.json"
-    price = ["--price-per-gpu-hour", "2"]
-    more = ["--mesh.min_shard_elements", "1", "--loop.replay_every", "120"]
-    assert main.main([*TINY, *price, *more, "--json", str(output)]) == 0
-    printed = capsys.readouterr().out
-    assert "ESTIMATE" in printed
-    assert "config demo_mlm names no GPU: planning for h100" in printed
-    assert "unknown whether it fits: parameters, optimizer, second state, and batch take" in printed
-    assert "time and cost need the GPU compiler" in printed
-    found = json.loads(output.read_text())
-    step = found["step"]
-    assert (step["cost"]["devices"], found["nodes"]) == (4, 2)
-    # Arrays are sharded four ways, except those whose sizes four does not divide.
-    assert step["elements"] <= step["parameters"] < 1.1 * step["elements"]
-    assert step["optimizer"] == pytest.approx(2 * step["parameters"], rel=0.01)
-    # Float32 parameters, AdamW's two moments, and a few counters, of all devices together.
-    assert step["checkpoint"] == pytest.approx(3 * 4 * step["elements"], rel=0.01)
-    assert step["cost"]["temporaries"] > 0
-    # A step that is computed twice starts from a copy of the state.
-    assert step["second_state"] >= step["parameters"] + step["optimizer"]
-    assert found["run"]["steps"] == 50
+def gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: True)
 
 
 Compile = Callable[[Sequence[str]], CompiledStep]
@@ -107,16 +79,44 @@ def test_a_config_that_does_not_fit_has_its_own_exit_code(
     assert found["fits"]
 
 
-def test_without_a_gpu_compiler_it_is_unknown_whether_alternatives_fit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("typed", "plan_of"),
+    [
+        (["h100_8"], r"The plan of h100_8 as shipped: on 8 x NVIDIA H100 .*, jax [\d.]+: "),
+        (
+            ["h100_8", "--gpus", "2x8"],
+            r"The plan of h100_8 as shipped \(without your changes\): on 8",
+        ),
+        (["own.py"], None),
+    ],
+)
+def test_without_a_gpu_compiler_the_shipped_plan_is_printed_at_once(
+    typed: list[str],
+    plan_of: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    compiles(monkeypatch, lambda _: compiled(temporaries=3 * 10**11, estimate=True))
-    output = tmp_path / "plan.json"
-    assert main.main(["plan", "--config", "h100_16", "--fit", "--json", str(output)]) == 0
-    printed = capsys.readouterr().out
-    assert "whether one of them fits is unknown without JAX's GPU compiler: " in printed
-    assert "whether the run fits, its time, and its cost stay unknown" in printed.splitlines()[0]
-    assert 0 < printed.index("compiling the step for a CPU") < printed.index("ESTIMATE")
-    assert "none of them fits" not in printed
-    assert "-2" not in printed.replace(str(output), "")  # no negative number of GiB to spare
-    assert {one["fits"] for one in json.loads(output.read_text())["fit"]["tried"]} == {None}
+    monkeypatch.setattr(platform, "has_cuda_plugin", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("from jaxtrain import config\nrun = config.named('h100_8')\n")
+    assert main.main(["plan", *typed, "--price-per-gpu-hour", "2.5"]) == 2
+    error = capsys.readouterr().err
+    assert "plan requires JAX's compiler for GPUs, but no GPU: install it" in error
+    assert "cuda12" in error
+    if plan_of is None:
+        assert "as shipped" not in error
+    else:
+        rest = (
+            r"[\d.]+ of [\d.]+ GiB per GPU; [\d.]+ to [\d.]+ s per step; 100,000 steps in .*; cost "
+        )
+        assert re.search(plan_of, error)
+        assert re.search(rest, error)
+
+
+def test_each_config_for_a_gpu_has_a_shipped_plan() -> None:
+    planned = {row.config: row for row in shipped.rows()}
+    for name in files.names():
+        if card := cards.card_of_config(name):
+            run = config.named(name)
+            assert (planned[name].gpu, planned[name].gpus) == (card, run.mesh.devices), name

@@ -324,4 +324,8 @@ def test_a_language_model_without_a_folder_is_not_pushed(
     source = write_run(tmp_path / "run", model, 3, random_params(model))
     assert run("export", source, "--push", "me/gpt") == 2
     assert "--push uploads a language model as a folder" in capsys.readouterr().err
+    assert run("export", source, tmp_path / "folder", "--format", "hf") == 2
+    error = capsys.readouterr().err
+    assert "transformers and diffusers have no network like this gpt" in error
+    assert "omit --format hf, for a weights file" in error
     assert run("export", source, tmp_path / "gpt.safetensors") == 0

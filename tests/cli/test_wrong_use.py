@@ -14,7 +14,7 @@ B1 = "--change '--optim.b1 0.8'"
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("bench --seconds 3", "--config is missing"),
+        ("bench --seconds 3", "the name of a config is missing"),
         ("bench --config demo --json /nowhere/at/all.json", "/nowhere/at"),
         ("bench --config h100_8 --efficiency /tmp/new.json", "measures one device"),
         ("bench ceilings --sweep batch", "unknown flag --sweep"),
@@ -30,16 +30,16 @@ B1 = "--change '--optim.b1 0.8'"
             "side a has no validation: set --loop.eval_every",
         ),
         (
-            f"compare demo_mlm {TINY} --loop.eval_every 4 --loop.steps None --loop.epochs 1 "
-            f"--at time {B1} --metric val/loss",
-            "--at time needs the length of side a in steps",
+            f"compare demo_mlm {TINY} --loop.eval_every 4 {B1} --metric val/loss --fit-time 5",
+            "--fit-time 5: use a duration such as 90s, 5m, or 1.5h",
         ),
+        ("compare demo --change-code no-such-branch", "no-such-branch: "),
         ("compare /tmp /tmp /tmp", "compare takes pairs of runs, but 3 folders are given"),
         (f"compare /tmp /tmp {B1}", "compare of runs that exist changes no fields"),
         ("configs shwo", "configs: unknown action 'shwo'; did you mean show?"),
         ("configs show h10_16", "'h10_16'; did you mean h100_16, h100_1, or h100_64?"),
         ("configs show h100_8 --seeed 3", "did you mean --seed?"),
-        ("doctor --output-dir x", "--config is missing"),
+        ("doctor --output-dir x", "the name of a config is missing"),
         ("doctor --config demo --optim.peek_lr 1", "--optim.peak_lr"),
         ("plan --config demo --gpu h1000", "did you mean h100"),
         ("plan --config demo --gps 1x8", "plan: unknown flag --gps; did you "),

@@ -73,7 +73,7 @@ def test_the_interval_contains_the_center_and_shrinks(name: str) -> None:
     rng = np.random.default_rng(54)
     missed = 0
     for given in DISTRIBUTIONS[name](rng, (40, 20)) + 3.0:
-        before = sequential.Interval(-math.inf, math.inf, math.nan, 0)
+        before = sequential.Interval(-math.inf, math.inf, math.nan, math.nan, 0)
         for pairs in (6, 8, 12, 20):
             now = sequential.interval(given[:pairs])
             assert before.low <= now.low + 1e-9
@@ -110,9 +110,57 @@ def test_equal_differences_have_a_point_as_interval_and_zero_proves_nothing() ->
     assert not zero.excludes(0.0)
 
 
-def test_differences_that_are_symmetric_around_nothing_have_their_mean_as_interval() -> None:
+def test_differences_that_are_symmetric_around_nothing_have_no_interval() -> None:
+    """It would be a point, and look like certainty."""
     found = sequential.interval([0.0] * 12 + [1.0] * 12)
-    assert (found.low, found.high, found.mean) == (0.5, 0.5, 0.5)
+    assert (found.low, found.high, found.mean) == (-math.inf, math.inf, 0.5)
+    assert not found.symmetric
+
+
+@pytest.mark.parametrize("name", ["cauchy", "exponential", "lognormal", "collapses"])
+def test_what_is_printed_as_the_center_is_in_the_interval(name: str) -> None:
+    """The mean is not, in up to a third of such experiments."""
+    rng = np.random.default_rng(54)
+    draws = {
+        "cauchy": lambda: rng.standard_cauchy(20),
+        "exponential": lambda: rng.exponential(size=20) - 1,
+        "lognormal": lambda: np.exp(rng.normal(size=20)) - math.exp(0.5),
+        "collapses": lambda: np.where(rng.random(20) < 0.1, -9, 1) + 0.1 * rng.normal(size=20),
+    }
+    outside = 0
+    for _ in range(10):
+        given = draws[name]()
+        for pairs in (2, 20):
+            found = sequential.interval(given[:pairs])
+            assert found.low <= found.center <= found.high
+            outside += not found.low <= found.mean <= found.high
+            assert found.symmetric <= (found.low <= found.mean <= found.high)
+    assert outside or name != "cauchy"
+
+
+def test_skewed_differences_do_not_look_symmetric() -> None:
+    rng = np.random.default_rng(54)
+
+    def found(draw: Callable[[], np.ndarray]) -> float:
+        return float(np.mean([not sequential.looks_symmetric(draw()) for _ in range(100)]))
+
+    assert found(lambda: rng.normal(size=12)) <= 0.1
+    assert found(lambda: rng.exponential(size=20)) >= 0.6
+    assert found(lambda: np.exp(rng.normal(size=20))) >= 0.7
+    assert sequential.looks_symmetric([1.0] * 5)
+    assert sequential.looks_symmetric([0.0] * 20)
+    assert sequential.looks_symmetric([-1.0, 1.0] * 10)
+
+
+def test_the_first_possible_verdict_depends_on_the_level() -> None:
+    assert sequential.least_pairs() == 6
+    for changes in (1, 2, 5, 10):
+        level = sequential.LEVEL / changes
+        least = sequential.least_pairs(level)
+        for pairs in range(1, least):
+            growing = 10.0 ** np.arange(pairs)
+            assert not sequential.interval(growing, level).excludes(0.0)
+        assert sequential.interval([1.0] * (least + 1), level).excludes(0.0)
 
 
 def test_the_evidence_is_the_mean_wealth_of_six_gamblers() -> None:

@@ -98,3 +98,16 @@ def test_a_process_that_is_gone_is_a_temporary_failure(monkeypatch: pytest.Monke
     with pytest.raises(RunAgain, match="DEADLINE_EXCEEDED") as error:
         consistency.check(facts(), FakeClient().stores()[0])
     assert "\n" not in str(error.value)
+
+
+def test_the_code_of_a_config_file_includes_what_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "my_own_layers.py").write_text("WIDTH = 32\n")
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import my_own_layers\nfrom jaxtrain import config\nrun = config.named('demo_mlm')\n"
+    )
+    before = consistency.code_digests(config.load(str(own), []))
+    assert {"own.py", "my_own_layers.py", "jaxtrain/sharding.py"} <= before.keys()
+    (tmp_path / "my_own_layers.py").write_text("WIDTH = 64\n")
+    after = consistency.code_digests(config.load(str(own), []))
+    assert [name for name in after if after[name] != before[name]] == ["my_own_layers.py"]

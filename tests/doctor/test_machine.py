@@ -54,11 +54,11 @@ def test_cards_with_too_little_memory(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"), driver=small)
     found = only_problem(machine.kind(wants, gpus(8, "NVIDIA A100-SXM4-40GB")))
     assert "with 40.0 GiB, and h100_8 is for NVIDIA H100 80GB HBM3 with 79.6 GiB" in found.seen
-    assert found.cure.endswith(" plan --config h100_8 --gpu a100-40gb --fit")
+    assert found.cure.endswith(" plan h100_8 --gpu a100-40gb --fit")
     gpu = hardware.Gpu(0, "Tesla V100-SXM2-16GB", 16384 * MIB, 4 * MIB)
     wants = subject(tmp_path, config.load("h100_8"), driver=Driver("550.90.07", (gpu,)))
     found = only_problem(machine.kind(wants, gpus(8, "Tesla V100-SXM2-16GB")))
-    assert found.cure.endswith(" plan --config h100_8 --fit")
+    assert found.cure.endswith(" plan h100_8 --fit")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,6 @@ def summary(name: str) -> dict[str, Any]:
         "file_weights": step.file_weights,
         "needed_gib": plan.memory.needed / GIB,
         "jax": step.jax,
-        "estimate": step.estimate,
         "memory": {row: int(memory[row]) for row in MEMORY},
         "traffic": [
             {field: getattr(row, field) for field in COLLECTIVE} for row in cost.traffic or ()
@@ -123,7 +122,6 @@ def pair(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]
 def test_the_plan_is_that_of_a_gpu(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     found, golden = pair
     assert platform.has_cuda_plugin()
-    assert not found["estimate"]
     assert found["jax"] == golden["jax"], "a plan is valid for one version of jax: rewrite it"
 
 

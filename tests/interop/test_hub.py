@@ -142,7 +142,7 @@ def test_a_card_invents_nothing(tmp_path: Path) -> None:
         "The author has not named a license.",
         "## Checks\n\n- Read back.\n",
         'model = jaxtrain.load_model("hf:org/model")',
-        "python -m jaxtrain.main reconstruct hf:org/model IN.mp4 OUT.mp4",
+        "jaxtrain reconstruct hf:org/model IN.mp4 OUT.mp4",
     ):
         assert line in text
     assert "transformers" not in text

@@ -154,6 +154,12 @@ def test_all_starts_have_the_users_arguments_and_one_name(tmp_path: Path) -> Non
     assert (tmp_path / "names").read_text().split()[-1] != first
 
 
+def test_help_is_the_usage(tmp_path: Path) -> None:
+    code, out, err = Stubs(tmp_path, "play() { :; }").run("local.sh", "--help")
+    assert (code, err) == (0, "")
+    assert out == "usage: launch/local.sh N --config NAME --output-dir DIR ...\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "more", "message"),
     [

@@ -17,6 +17,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import adversary
 from jaxtrain.optim import build
+from jaxtrain.optim.schedule import Schedule
 from jaxtrain.training import state
 
 SIDE, FRAMES, CLIPS, KEPT = 32, 12, 2, 8
@@ -154,11 +155,13 @@ def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
     params = {name: jnp.ones((4, 3)) for name in (kernel, other)} | {
         "encoder.head.bias": jnp.ones(3)
     }
-    optimizer = build.make_optimizer(settings, 10, params, MODEL.optimizer_groups())
+    groups = MODEL.optimizer_groups()
+    optimizer = build.make_optimizer(settings, params, groups)
     grads = {
         name: jnp.full(leaf.shape, 1e6 if name == kernel else 1e-3) for name, leaf in params.items()
     }
-    updates, moments = optimizer.update(grads, optimizer.init(params), params)
+    scalars = Schedule(settings, 10, groups).at(0)
+    updates, moments = optimizer.update(grads, optimizer.init(params), params, scalars=scalars)
     # AdamW's first step has the size of the learning rate, plus weight decay.
     assert float(updates[kernel].max()) == pytest.approx(-(3e-4 * 1.01), rel=1e-3)
     assert float(updates[other].max()) == pytest.approx(-(1e-3 * 1.01), rel=1e-3)

@@ -15,7 +15,8 @@ from models.small_causal import Nanochat, stirred
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt
-from jaxtrain.optim import build, muon
+from jaxtrain.optim import build
+from jaxtrain.optim.schedule import Schedule
 from jaxtrain.training import state
 
 TINY = gpt.Config.of_2026(
@@ -181,7 +182,7 @@ def test_three_steps_match_nanochat(reference: Nanochat) -> None:
     """In a run of so many steps that the weight decay stays the same, as in the reference."""
     groups, want = reference.model.optimizer_groups(), reference.arrays
     optimizer = build.make_optimizer(
-        OPTIM, 10**9, reference.definition.params, groups, precision="float32"
+        OPTIM, reference.definition.params, groups, precision="float32"
     )
     params, losses = reference.params, list[float]()
     first = reference.weights
@@ -192,10 +193,10 @@ def test_three_steps_match_nanochat(reference: Nanochat) -> None:
         loss, grads = reference.gradient(params)
         losses.append(float(loss))
         if number < 3:
-            assert muon.momentum_at(OPTIM.muon, jnp.int32(number)) == pytest.approx(
-                want["muon_momentum"][number]
-            )
-            updates, opt = update(grads, opt, params)
+            scalars = Schedule(OPTIM, 10**9, groups).at(number)
+            momentum = scalars["matrices"].momentum
+            assert momentum == pytest.approx(want["muon_momentum"][number])
+            updates, opt = update(grads, opt, params, scalars=scalars)
             params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(losses, want["losses"], rtol=0, atol=2e-4)
     found = reference.model.to_weights(jax.device_get(params))

@@ -12,8 +12,9 @@ from jaxtrain import config
 from jaxtrain.models import gpt
 from jaxtrain.ops import chunked_loss
 from jaxtrain.optim import build
+from jaxtrain.optim.schedule import Schedule
 from jaxtrain.sharding import ShardingRule
-from jaxtrain.training import state
+from jaxtrain.training import state, state_size
 from jaxtrain.xla import hlo
 
 MODEL = dataclasses.replace(gpt.Config.tiny(), depth=1, width=32, kv_heads=1)
@@ -42,12 +43,19 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
-def optimizer(data: int, fsdp: int, model: gpt.Config = MODEL) -> optax.GradientTransformation:
+def settings_of(model: gpt.Config) -> config.Optim:
+    return SETTINGS if model is MODEL else SETTINGS_OF_2026
+
+
+def optimizer(
+    data: int, fsdp: int, model: gpt.Config = MODEL
+) -> optax.GradientTransformationExtraArgs:
     settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
     rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
     params = state.ModelDefinition(model.build).params
-    of_model = SETTINGS if model is MODEL else SETTINGS_OF_2026
-    return build.make_optimizer(of_model, 100, params, model.optimizer_groups(), rule, "float32")
+    return build.make_optimizer(
+        settings_of(model), params, model.optimizer_groups(), rule, "float32"
+    )
 
 
 def batch(model: gpt.Config = MODEL) -> dict[str, np.ndarray]:
@@ -62,7 +70,13 @@ def trained(
     data: int, fsdp: int, model: gpt.Config = MODEL
 ) -> tuple[dict[str, np.ndarray], toy.Stepper]:
     """Returns each parameter's change over three steps, and the stepper that made it."""
-    stepper = toy.stepper(model, data=data, fsdp=fsdp, optimizer=optimizer(data, fsdp, model))
+    stepper = toy.stepper(
+        model,
+        data=data,
+        fsdp=fsdp,
+        optimizer=optimizer(data, fsdp, model),
+        schedule=Schedule(settings_of(model), 100, model.optimizer_groups()),
+    )
     before = stepper.params()
     for _ in range(3):
         stepper(batch(model))
@@ -82,7 +96,7 @@ def test_eight_devices_match_one(alone: dict[str, np.ndarray]) -> None:
         assert error < 1e-3, (name, error)
     found = hlo.collectives(stepper.compiled.as_text(), 8)
     assert "all-to-all" in {one.kind for one in found}  # each complete matrix goes to one device
-    state_bytes = state.bytes_per_device(stepper.target)
+    state_bytes = state_size.bytes_per_device(stepper.target)
     analysis = stepper.compiled.memory_analysis()
     assert analysis.alias_size_in_bytes == state_bytes
 

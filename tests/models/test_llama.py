@@ -17,7 +17,7 @@ from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import llama
 from jaxtrain.optim import build
-from jaxtrain.training import state
+from jaxtrain.training import state, state_size
 
 TINY = llama.Config.tiny()
 BATCH = batch(TINY)
@@ -60,7 +60,7 @@ def test_the_parameter_count_of_the_medium_model() -> None:
     params = state.ModelDefinition(config.load("a6000_medium").model.build).params
     # Table; per layer queries, outputs, keys, values, feed-forward and two norms; the last norm.
     layer = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536 + 2 * 512
-    assert state.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
+    assert state_size.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
 
 
 # ---- dropout ------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
         *("attention_norm", "ff_norm", "norm", "table"),
     }
     settings = dataclasses.replace(config.load("a6000_medium").optim, muon=config.Muon())
-    optimizer = build.make_optimizer(settings, 10_000, params, TINY.optimizer_groups())
+    optimizer = build.make_optimizer(settings, params, TINY.optimizer_groups())
     arrays = {name: jnp.ones(array.shape) for name, array in params.items()}
     matrices = {
         name for name in params if name.startswith("layers.") and len(params[name].shape) == 2
@@ -142,7 +142,7 @@ def test_norms_and_the_embedding_do_not_decay_and_matrices_use_muon() -> None:
     with pytest.raises(
         ValueError, match=r"group matrices has no parameters: none begins with .nowhere\.."
     ):
-        build.make_optimizer(settings, 10_000, params, misnamed)
+        build.make_optimizer(settings, params, misnamed)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint.restore import named
 from jaxtrain.errors import InputError
 from jaxtrain.optim import build, ema
+from jaxtrain.optim.schedule import Schedule
 
 UPDATES = 14
 
@@ -75,10 +76,13 @@ GROUP = config.Group(
 
 @pytest.mark.parametrize("others", [{}, {"other": GROUP}])
 def test_averaged_parameters_replace_the_current_ones(others: dict[str, config.Group]) -> None:
-    optimizer = build.make_optimizer(settings(decay=0.5), 20, params(), others)
+    optimizer = build.make_optimizer(settings(decay=0.5), params(), others)
     now, state = params(), optimizer.init(params())
+    scalars = Schedule(settings(decay=0.5), 20, others).at(0)
     for _ in range(3):
-        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, now), state, now)
+        updates, state = optimizer.update(
+            jax.tree.map(jnp.ones_like, now), state, now, scalars=scalars
+        )
         now = optax.apply_updates(now, updates)
     used = ema.with_averages(now, state)
     assert set(used) == set(now)
@@ -94,7 +98,7 @@ def test_averaged_parameters_replace_the_current_ones(others: dict[str, config.G
 
 
 def test_without_an_average_the_parameters_are_used() -> None:
-    optimizer = build.make_optimizer(toy.OPTIM, 20, params())
+    optimizer = build.make_optimizer(toy.OPTIM, params())
     state = optimizer.init(params())
     assert ema.with_averages(params(), state).keys() == params().keys()
     assert ema.names(named({"opt": state})) == {}

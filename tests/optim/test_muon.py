@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt, llama, wan_vae
 from jaxtrain.optim import build, muon
+from jaxtrain.optim.schedule import GroupScalars, Schedule
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
 from jaxtrain.xla.hlo import collectives
@@ -25,11 +27,17 @@ SHAPES = {f"square{n}": (16, 16) for n in range(3)} | {
     f"flat{n}": (16, 64) if n % 3 else (64, 16) for n in range(8)
 }
 SETTINGS = config.Muon(momentum_steps=4)
+MATRICES = param_groups.Role(prefix="", role="matrix")
 ROLES = {
     "matrices": param_groups.Role(prefix="blocks.", role="matrix", scale=0.5),
     "wte": param_groups.Role(prefix="wte", role="embedding", scale=2.0),
     "head": param_groups.Role(prefix="head", role="unembedding"),
 }
+
+
+def optim_of(of_muon: config.Muon, **changes: object) -> config.Optim:
+    base = config.Optim(peak_lr=1e-3, schedule="constant", warmup_steps=0, muon=of_muon)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def matrices(seed: int = 0) -> dict[str, np.ndarray]:
@@ -83,14 +91,15 @@ def newton_schulz_by_hand(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.08)])
 def test_three_steps_match_muon(precision: config.Precision, tolerance: float) -> None:
     """Includes momentum warmup, Nesterov, and the scale for kernels with more outputs."""
-    transform = muon.muon(SETTINGS, optax.constant_schedule(0.02), precision)
+    transform = muon.muon(SETTINGS, "matrices", precision)
     update = jax.jit(transform.update)
-    state = transform.init(matrices())
+    state, params = transform.init(matrices()), matrices()
     mean = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(3):
         grads = matrices(seed=step)
-        updates, state = update(grads, state)
         beta = 0.85 + (0.95 - 0.85) * step / 4
+        scalars = {"matrices": GroupScalars(0.02, 0.0, beta)}
+        updates, state = update(grads, state, params, scalars=scalars)
         for name, grad in grads.items():
             mean[name] = beta * mean[name] + (1 - beta) * grad
             ahead = beta * mean[name] + (1 - beta) * grad
@@ -99,35 +108,38 @@ def test_three_steps_match_muon(precision: config.Precision, tolerance: float) -
             error = np.linalg.norm(updates[name] - want) / np.linalg.norm(want)
             assert error < tolerance, (step, name)
             np.testing.assert_allclose(state.momentum[name], mean[name], atol=1e-6)
-    assert int(state.steps) == 3
 
 
 def test_momentum_falls_during_the_warm_down() -> None:
-    settings = config.Muon(first_momentum=0.85, momentum=0.97, momentum_steps=4, last_momentum=0.9)
-    span = muon.Span(steps=100, warmdown=20)
-    steps = (0, 2, 4, 80, 90, 100)
-    found = [float(muon.momentum_at(settings, jnp.asarray(n), span)) for n in steps]
+    momenta = config.Muon(first_momentum=0.85, momentum=0.97, momentum_steps=4, last_momentum=0.9)
+    some = optim_of(momenta, schedule="trapezoid", warmdown_fraction=0.2)
+    schedule = Schedule(some, 100, ROLES)
+    found = [schedule.at(n)["matrices"].momentum for n in (0, 2, 4, 80, 90, 100)]
     assert found == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.9])
 
 
 def test_momentum_does_not_jump_when_the_warm_down_begins_before_its_rise_ends() -> None:
-    settings = config.Muon(momentum=0.97, momentum_steps=100, last_momentum=0.9)
-    span = muon.Span(steps=200, warmdown=130)  # as in the config demo_gpt
-    found = np.array([float(muon.momentum_at(settings, jnp.asarray(n), span)) for n in range(201)])
+    """As in the config demo_gpt."""
+    momenta = config.Muon(momentum=0.97, momentum_steps=100, last_momentum=0.9)
+    some = optim_of(momenta, schedule="trapezoid", warmdown_fraction=0.65)
+    schedule = Schedule(some, 200, ROLES)
+    found = np.array([schedule.at(n)["matrices"].momentum for n in range(201)])
     assert found[[0, 70, 71, 200]] == pytest.approx([0.85, 0.934, 0.9352, 0.9], abs=1e-6)
     assert np.abs(np.diff(found)).max() < 0.0013  # 0.12 / 100: the rise
 
 
 def test_cautious_decay_applies_where_update_and_parameter_agree_and_ends_at_zero() -> None:
-    settings = dataclasses.replace(SETTINGS, cautious_decay=True)
-    rate, span = optax.constant_schedule(0.02), muon.Span(steps=4, warmdown=0)
+    cautious = dataclasses.replace(SETTINGS, cautious_decay=True)
     params, grads = matrices(1), matrices(2)
     found = {}
+    transform = muon.muon(cautious, "matrices", "float32")
     for decay in (0.0, 0.5):
-        transform = muon.muon(settings, rate, "float32", weight_decay=decay, span=span)
+        schedule = Schedule(optim_of(cautious, weight_decay=decay), 4, {"matrices": MATRICES})
         states = transform.init(params)
-        for _ in range(3):
-            found[decay, int(states.steps)], states = transform.update(grads, states, params)
+        for step in range(3):
+            found[decay, step], states = transform.update(
+                grads, states, params, scalars=schedule.at(step)
+            )
     for step, share in ((0, 1.0), (2, 0.5)):
         for name, plain in found[0.0, step].items():
             inputs, outputs = plain.shape
@@ -154,7 +166,6 @@ def test_a_kernel_is_the_matrix_of_its_taps_and_inputs_by_its_outputs(
     data, fsdp, shard = layout
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=1)  # type: ignore[arg-type]
     rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
-    span = muon.Span(steps=4, warmdown=0)
     rng = np.random.default_rng(0)
     given = [
         {name: np.float32(rng.standard_normal(shape)) for name, shape in KERNELS.items()}
@@ -163,13 +174,17 @@ def test_a_kernel_is_the_matrix_of_its_taps_and_inputs_by_its_outputs(
     params, *grads = [
         {n: jax.device_put(a, rule(a)) for n, a in arrays.items()} for arrays in given
     ]
-    kernels = muon.muon(EVERYTHING, optax.constant_schedule(0.02), "float32", rule, 0.5, span)
-    matrices = muon.muon(EVERYTHING, optax.constant_schedule(0.02), "float32", None, 0.5, span)
+    kernels = muon.muon(EVERYTHING, "matrices", "float32", rule)
+    matrices = muon.muon(EVERYTHING, "matrices", "float32")
+    some = Schedule(optim_of(EVERYTHING, weight_decay=0.5), 4, {"matrices": MATRICES})
     state, by_matrix = kernels.init(params), matrices.init(flat(given[0]))
     update, update_matrix = jax.jit(kernels.update), jax.jit(matrices.update)
     for step in range(3):
-        updates, state = update(grads[step], state, params)
-        wanted, by_matrix = update_matrix(flat(given[step + 1]), by_matrix, flat(given[0]))
+        scalars = some.at(step)
+        updates, state = update(grads[step], state, params, scalars=scalars)
+        wanted, by_matrix = update_matrix(
+            flat(given[step + 1]), by_matrix, flat(given[0]), scalars=scalars
+        )
         for name, want in wanted.items():
             np.testing.assert_allclose(updates[name].reshape(want.shape), want, atol=2e-6)
 
@@ -241,8 +256,15 @@ PARAMS = {
 
 
 def settings(**changes: object) -> config.Optim:
-    base = config.Optim(peak_lr=1e-3, schedule="constant", warmup_steps=0, muon=SETTINGS)
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(optim_of(SETTINGS), **changes)  # type: ignore[arg-type]
+
+
+def first_update(
+    some: config.Optim, params: Any, grads: Any, groups: param_groups.Groups
+) -> tuple[Any, Any]:
+    optimizer = build.make_optimizer(some, params, groups)
+    scalars = Schedule(some, 10, groups).at(0)
+    return jax.jit(optimizer.update)(grads, optimizer.init(params), params, scalars=scalars)  # type: ignore[no-any-return]
 
 
 def drawn(seed: int = 0) -> dict[str, jax.Array]:
@@ -253,12 +275,12 @@ def drawn(seed: int = 0) -> dict[str, jax.Array]:
 def test_each_parameter_has_one_optimizer_and_its_state() -> None:
     """Matrices have one buffer, all others two, whatever the names of the groups."""
     shapes = jax.eval_shape(drawn)
-    state = jax.eval_shape(build.make_optimizer(settings(), 10, shapes, ROLES).init, shapes)
+    state = jax.eval_shape(build.make_optimizer(settings(), shapes, ROLES).init, shapes)
     leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32]
     of_muon = sum(math.prod(PARAMS[name]) for name in ("blocks.0.q", "blocks.0.up"))
     everything = sum(math.prod(shape) for shape in PARAMS.values())
     assert sum(leaf.size for leaf in leaves) == of_muon + 2 * (everything - of_muon)
-    alone = build.make_optimizer(settings(muon=None), 10, shapes, ROLES)
+    alone = build.make_optimizer(settings(muon=None), shapes, ROLES)
     leaves = jax.tree.leaves(jax.eval_shape(alone.init, shapes))
     assert sum(leaf.size for leaf in leaves if leaf.dtype == jnp.float32) == 2 * everything
 
@@ -268,10 +290,8 @@ def test_rates_depend_on_roles_and_gradient_clipping_is_global() -> None:
     params, grads = drawn(), drawn(1)
     updates = {}
     for clip in (None, 1e-3):
-        optimizer = build.make_optimizer(
-            settings(max_grad_norm=clip, weight_decay=0.0), 10, params, ROLES
-        )
-        updates[clip], state = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+        some = settings(max_grad_norm=clip, weight_decay=0.0)
+        updates[clip], state = first_update(some, params, grads, ROLES)
         means = {n: m for n, m in found_momentum(state).items() if n.startswith("blocks")}
         norm = float(optax.tree.norm(grads))
         for name, mean in means.items():
@@ -286,15 +306,15 @@ def test_rates_depend_on_roles_and_gradient_clipping_is_global() -> None:
 
 def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
     some = settings(schedule="trapezoid", warmdown_fraction=0.5, peak_lr=0.3)
-    recorded = build.recorded_schedule(some, 10)
-    assert [float(recorded(n)) for n in (0, 5, 9, 10)] == pytest.approx([0.02, 0.02, 0.004, 0])
-    without = build.recorded_schedule(dataclasses.replace(some, muon=None), 10)
-    assert float(without(0)) == pytest.approx(0.3)
+    schedule = Schedule(dataclasses.replace(some, weight_decay=0.0), 10, ROLES)
+    recorded = [schedule.learning_rate(n) for n in (0, 5, 9, 10)]
+    assert recorded == pytest.approx([0.02, 0.02, 0.004, 0])
+    assert Schedule(dataclasses.replace(some, muon=None), 10).learning_rate(0) == 0.3
     params, grads = drawn(), drawn(1)
-    optimizer = build.make_optimizer(dataclasses.replace(some, weight_decay=0.0), 10, params, ROLES)
+    optimizer = build.make_optimizer(some, params, ROLES)
     state, sizes, update = optimizer.init(params), [], jax.jit(optimizer.update)
-    for _ in range(10):
-        updates, state = update(grads, state, params)
+    for done in range(10):
+        updates, state = update(grads, state, params, scalars=schedule.at(done))
         sizes.append({name: float(jnp.abs(updates[name]).mean()) for name in updates})
     for name in PARAMS:  # with a constant gradient, a step has the size of its rate
         assert sizes[9][name] / sizes[4][name] == pytest.approx(0.2, rel=0.05), name
@@ -303,8 +323,7 @@ def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
 def test_depthwise_kernels_keep_adamw() -> None:
     params = {"kernel": jnp.ones((3, 3, 4, 8)), "depthwise": jnp.ones((7, 7, 1, 8))}
     roles = {"kernels": param_groups.Role(prefix="", role="matrix")}
-    optimizer = build.make_optimizer(settings(weight_decay=0.0), 10, params, roles)
-    updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    updates, state = first_update(settings(weight_decay=0.0), params, params, roles)
     np.testing.assert_allclose(np.abs(updates["depthwise"]), 1e-3, rtol=1e-3)
     assert set(found_momentum(state)) == {"kernel"}
 
@@ -312,14 +331,14 @@ def test_depthwise_kernels_keep_adamw() -> None:
 def test_roles_that_share_parameters_are_refused() -> None:
     overlapping = {**ROLES, "all": param_groups.Role(prefix="", role="matrix")}
     with pytest.raises(ValueError, match=r"blocks.0.q in matrices and all"):
-        build.make_optimizer(settings(), 10, drawn(), overlapping)
+        build.make_optimizer(settings(), drawn(), overlapping)
 
 
 def test_the_kernels_of_wans_autoencoder_use_muon() -> None:
     model = wan_vae.Config.tiny()
     shapes = state.ModelDefinition(model.build).params
     params = {name: jnp.zeros(array.shape) for name, array in shapes.items()}
-    optimizer = build.make_optimizer(settings(), 10, params, model.optimizer_groups())
+    optimizer = build.make_optimizer(settings(), params, model.optimizer_groups())
     momentum = found_momentum(optimizer.init(params))
     assert set(momentum) == {
         name for name, array in params.items() if len(array.shape) > 1 and array.shape[-2] > 1
@@ -328,7 +347,7 @@ def test_the_kernels_of_wans_autoencoder_use_muon() -> None:
 
 def test_a_model_without_matrices_is_refused() -> None:
     with pytest.raises(InputError, match=r"has no matrices .* --optim.muon None"):
-        build.make_optimizer(settings(), 10, drawn(), {})
+        build.make_optimizer(settings(), drawn(), {})
 
 
 def test_separate_groups_stay_separate() -> None:
@@ -336,10 +355,8 @@ def test_separate_groups_stay_separate() -> None:
         prefix="extra.", peak_lr=0.5, b1=0.9, b2=0.9, weight_decay=0.0, max_grad_norm=None
     )
     params, grads = drawn(), drawn(1)
-    optimizer = build.make_optimizer(
-        settings(weight_decay=0.0), 10, params, {**ROLES, "extra": apart}
-    )
-    updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    groups = {**ROLES, "extra": apart}
+    updates, _ = first_update(settings(weight_decay=0.0), params, grads, groups)
     np.testing.assert_allclose(np.abs(updates["extra.kernel"]), 0.5, rtol=1e-3)
     np.testing.assert_allclose(np.abs(updates["wte"]), 0.4, rtol=1e-3)
 

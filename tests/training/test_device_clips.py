@@ -113,12 +113,13 @@ class Training:
         self.ids: list[int] = []
         self._quarantine = Quarantine(place / "quarantine.jsonl")
         state, step = self.built.fresh_state(), self.built.compile_step()
-        for start in (0, 8):
+        for done, start in ((0, 0), (2, 8)):
             batches = setup.open_batches(
                 self.built, self.sources, self._quarantine, start=start, workers=0
             )
-            for _ in range(2):
-                state, metrics = step(state, next(batches))
+            for number in range(2):
+                scalars = self.built.schedule.scalars(done + number)
+                state, metrics = step(state, next(batches), scalars)
                 self.losses.append(float(metrics["loss"]))
                 self.ids += sorted(batches.ids.tolist())
             batches.close()

@@ -24,7 +24,11 @@ DIRECTORY = Path("/runs/my run")
 
 def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
     lines: list[str] = []
-    values: dict[str, Any] = {"results": run_summary.Results(0), "example_file": ""}
+    values: dict[str, Any] = {
+        "results": run_summary.Results(0),
+        "validations": [],
+        "example_file": "",
+    }
     values |= {"processes": 1, "stopped_early": False}
     run_summary.print_summary(
         run,
@@ -41,37 +45,36 @@ def results(train: Sequence[float], val: Sequence[float] = (), since: int = 0) -
     found = run_summary.Results(since)
     for loss in train:
         found.add({"train/loss": loss, "train/mfu": 0.1})
-    for loss in val:
-        found.add({"val/loss": loss})
-    return list(map(str, found.lines()))
+    return list(map(str, found.lines([{"val/loss": loss} for loss in val])))
 
 
 def test_the_summary_prints_results_and_the_run_directory() -> None:
     found = run_summary.Results(0)
     for loss in (9.0, 8.0, 7.0, 0.75, 0.5, 0.25):
         found.add({"train/loss": loss, "train/psnr": 20.0, "train/mfu": 0.1})
-    for loss in (2.0, 1.5):
-        found.add({"val/loss": loss, "val/ssim": 0.5})
-    lines = said(results=found)
+    validations = [{"val/loss": loss, "val/ssim": 0.5} for loss in (2.0, 1.75, 1.5)]
+    lines = said(results=found, validations=validations)
     assert lines[:3] == [
-        "train/loss 8 -> 0.5, train/psnr 20 (means of 3 logged steps)",
+        "train/loss 8 -> 0.5, train/psnr 20 (means of 3 steps)",
         "val/loss 2 -> 1.5, val/ssim 0.5",
         "run directory: /runs/my run",
     ]
     assert len(lines) <= 6
 
 
-@pytest.mark.parametrize("logged", [1, 5])
-def test_the_summary_claims_no_trend_over_a_few_batches(logged: int) -> None:
-    losses = [0.17, 0.2, 0.3, 0.31, 0.35][-logged:]
-    assert results(losses, [2.0]) == ["train/loss 0.35", "val/loss 2"]
+@pytest.mark.parametrize(
+    ("steps", "shown"), [(1, "train/loss 0.35"), (5, "train/loss 0.266 (mean of 5 steps)")]
+)
+def test_the_summary_claims_no_trend_over_a_few_batches(steps: int, shown: str) -> None:
+    losses = [0.17, 0.2, 0.3, 0.31, 0.35][-steps:]
+    assert results(losses, [2.0]) == [shown, "val/loss 2"]
     assert results([]) == []
 
 
 def test_the_summary_of_a_resumed_run_names_the_step_it_began_at() -> None:
     assert results([8.0] * 3 + [0.5] * 3, [2.0, 1.0], since=240) == [
-        "train/loss 8 -> 0.5 (means of 3 logged steps since step 240)",
-        "val/loss 2 -> 1 (first and last since step 240)",
+        "train/loss 8 -> 0.5 (means of 3 steps since step 240)",
+        "val/loss 2 -> 1",
     ]
 
 
@@ -89,7 +92,7 @@ def test_the_summary_prints_a_command_that_uses_the_model(name: str) -> None:
 def test_each_command_has_each_flag_once() -> None:
     on, own = said()[-2:]
     again = "--output-dir '/runs/my run' --resume latest"
-    kept = f"{PYTHON} --config demo"
+    kept = f"{PYTHON} train demo"
     blur = "--data.blur_sigma 0.1 1.0"
     assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 640"
     assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
@@ -103,7 +106,7 @@ def test_each_command_has_each_flag_once() -> None:
 def test_plan_accepts_the_command_that_finds_overrides_that_fit() -> None:
     typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
     found = run_summary.fit_command("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
-    assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
+    assert found == "jaxtrain plan my/own.py --loop.steps 9 --fit"
     flags = command_line.parse("plan", found.split()[2:])
     assert (flags.config, flags.fit) == ("my/own.py", True)
     assert flags.overrides == ("--loop.steps", "9")
@@ -148,6 +151,13 @@ def test_a_run_writes_its_report_at_the_end_and_prints_its_path(tmp_path: Path) 
     written_run.write(tmp_path, history=written_run.full_history())
     assert reported(tmp_path) == [f"report: {tmp_path / 'report.html'}"]
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_stopped_run_writes_no_report_that_takes_long(tmp_path: Path) -> None:
+    run, lines = written_run.write(tmp_path), list[str]()
+    run_summary.write_report(run, lines.append, largest=10)
+    assert lines == []
+    assert not (run / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from checkpoint import small_checkpoint
 from models import wan_weights
-from program import TINY_MLM
 
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import pointer, resume, saver
@@ -28,7 +27,6 @@ from jaxtrain.training import (
     rollback,
     save_policy,
     setup,
-    skip_step,
     step_setup,
 )
 from jaxtrain.training.run_progress import Criterion, RunProgress
@@ -65,21 +63,26 @@ def test_a_rate_that_is_high_for_the_width_is_reported() -> None:
     assert warnings_of_rate("demo", {}) == []
 
 
-def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step receives the run's warm-up; test_skip_step checks its effect."""
-    asked: list[Any] = []
-    detector = skip_step.detector
-
-    def recorded(*given: Any) -> skip_step.Detector:
-        asked.append(given)
-        return detector(*given)
-
-    monkeypatch.setattr(skip_step, "detector", recorded)
-    warm = ["--optim.warmup_steps", "7", "--mesh.fsdp", "8", "--loop.steps", "20"]
-    run = config.load("demo_mlm", [*TINY_MLM[2:], *warm])
-    step_setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
-    ((_, _, warmup),) = asked
-    assert warmup == 7
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("demo_mlm", {"optim.schedule": "constant", "optim.peak_lr": 0.02}),
+        ("demo_gpt", {"optim.muon.peak_lr": 0.1, "optim.muon.momentum": 0.8}),
+    ],
+)
+def test_runs_of_other_lengths_rates_and_decays_have_one_program(
+    name: str, changes: dict[str, Any]
+) -> None:
+    """So it is in the compilation cache: what changes is an argument of the step."""
+    run = config.named(name)
+    tiny = {"model": type(run.model).tiny(), "mesh.fsdp": 8, "data.batch_size": 16}
+    lengths = {"loop.steps": 50, "optim.warmup_steps": 7, "optim.warmup_fraction": None}
+    programs = []
+    for more in ({}, changes | lengths | {"optim.weight_decay": 0.3}):
+        other = run.override(tiny | more)
+        built = step_setup.build_without_data(other, sharding.make_mesh(other.mesh))
+        programs.append(built.trace_step().lower().as_text())
+    assert programs[0] == programs[1]
 
 
 TAUGHT = (

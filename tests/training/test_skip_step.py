@@ -12,13 +12,15 @@ from training import toy
 
 from jaxtrain.training import skip_step
 
+NONE = jnp.uint32(0)  # steps of warm-up
+
 
 def norms(*values: float, **settings: Any) -> list[bool]:
     """Returns for each of these consecutive norms whether its step is bad."""
     detect = jax.jit(skip_step.detector(dataclasses.replace(toy.OPTIM, **settings)))
     state, found = skip_step.init(), []
     for value in values:
-        bad, state, _ = detect(state, jnp.float32(1), {"w": jnp.float32(value)})
+        bad, state, _ = detect(state, jnp.float32(1), {"w": jnp.float32(value)}, NONE)
         found.append(bool(bad))
     return found
 
@@ -26,7 +28,7 @@ def norms(*values: float, **settings: Any) -> list[bool]:
 def test_nan_and_inf_are_bad_from_the_first_step_on() -> None:
     assert norms(math.nan, 1.0, math.inf, 1.0) == [True, False, True, False]
     detect = skip_step.detector(toy.OPTIM)
-    assert bool(detect(skip_step.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}).bad)
+    assert bool(detect(skip_step.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}, NONE).bad)
 
 
 def test_norms_are_compared_with_the_median_after_enough_steps() -> None:
@@ -39,11 +41,12 @@ def test_norms_are_compared_with_the_median_after_enough_steps() -> None:
 
 def test_norms_are_compared_only_after_the_warmup() -> None:
     """During the warm-up, only NaN/Inf is bad."""
-    detect, state = jax.jit(skip_step.detector(toy.OPTIM, warmup=100)), skip_step.init()
+    detect, state = jax.jit(skip_step.detector(toy.OPTIM)), skip_step.init()
     found = []
     for number in range(120):
         norm = {40: 1e6, 60: np.inf, 110: 1e6}.get(number, 1.0)
-        health = detect(state, jnp.float32(1.0), {"kernel": jnp.full(1, norm, jnp.float32)})
+        grads = {"kernel": jnp.full(1, norm, jnp.float32)}
+        health = detect(state, jnp.float32(1.0), grads, jnp.uint32(100))
         state = health.state
         if health.bad:
             found.append(number)
@@ -66,7 +69,7 @@ def test_a_separate_group_has_a_separate_norm() -> None:
         (1.0, math.inf, True),
     ):
         grads = {"a": jnp.float32(own), "critic.a": jnp.float32(other)}
-        bad, state, norms = detect(state, jnp.float32(1), grads)
+        bad, state, norms = detect(state, jnp.float32(1), grads, NONE)
         assert bool(bad) == wanted
         assert (float(norms["grad_norm"]), float(norms["critic_grad_norm"])) == (own, other)
 
@@ -74,7 +77,7 @@ def test_a_separate_group_has_a_separate_norm() -> None:
 def test_bad_steps_are_counted_until_a_good_one() -> None:
     detect, state, counts = skip_step.detector(toy.OPTIM), skip_step.init(), []
     for value in (math.nan, math.nan, 1.0, math.nan):
-        state = detect(state, jnp.float32(1), {"w": jnp.float32(value)}).state
+        state = detect(state, jnp.float32(1), {"w": jnp.float32(value)}, NONE).state
         counts.append(int(state["bad_in_a_row"]))
     assert counts == [1, 2, 0, 1]
 

@@ -413,5 +413,3 @@ def test_a_validation_is_recorded_and_its_images_are_kept(story: Story, said: An
     assert sorted((story.directory / "samples").iterdir()) == kept
     story.recorder.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
     assert (story.directory / "samples/text_6.txt").read_text() == "a\n"
-    (line,) = story.recorder.results.lines()
-    assert str(line) == "val/loss 0.5 -> 0.25, val/psnr 20 -> 22"

@@ -15,6 +15,7 @@ from jaxtrain import config
 from jaxtrain.models.contract import Model, ModelConfig
 from jaxtrain.ops import layers
 from jaxtrain.optim import build as optim
+from jaxtrain.optim.schedule import Scalars, Schedule
 from jaxtrain.sharding import AXES, ShardingRule, batch_sharding
 from jaxtrain.training import skip_step
 from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init
@@ -91,11 +92,11 @@ def mesh_of(data: int, fsdp: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 2)
 
 
-def recording() -> optax.GradientTransformation:
+def recording() -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that changes nothing, and keeps the gradients in its state."""
-    return optax.GradientTransformation(
+    return optax.GradientTransformationExtraArgs(
         lambda params: jax.tree.map(jnp.zeros_like, params),
-        lambda grads, _, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
+        lambda grads, _, params=None, **scalars: (jax.tree.map(jnp.zeros_like, grads), grads),
     )
 
 
@@ -115,6 +116,7 @@ class Stepper:
 
     definition: ModelDefinition
     rule: ShardingRule
+    schedule: Schedule
     target: State
     state: State
     step: Callable[..., Any]
@@ -123,8 +125,12 @@ class Stepper:
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
         placed = jax.device_put(batch, batch_sharding(self.rule.mesh))
-        self.state, found = self.compiled(self.state, placed)
+        self.state, found = self.compiled(self.state, placed, self.scalars())
         return {name: float(value) for name, value in found.items()}
+
+    def scalars(self) -> Scalars:
+        """Returns those of the next step."""
+        return self.schedule.scalars(int(self.state.step))
 
     def params(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(array) for name, array in self.state.params.items()}
@@ -149,7 +155,8 @@ def stepper(
     accumulate: int = 1,
     batch_size: int = 16,
     precision: Any = "float32",
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: optax.GradientTransformationExtraArgs | None = None,
+    schedule: Schedule | None = None,
     min_shard_elements: int = 1,
 ) -> Stepper:
     """Builds, initializes and compiles a step of ``model``."""
@@ -157,8 +164,8 @@ def stepper(
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements)
     rule = ShardingRule(mesh, settings)
     definition = ModelDefinition(model.build, model.freeze)
-    schedule = optim.schedule(OPTIM, 100)
-    optimizer = optimizer or optim.make_optimizer(OPTIM, 100, definition.trained(definition.params))
+    schedule = schedule or Schedule(OPTIM, 100)
+    optimizer = optimizer or optim.make_optimizer(OPTIM, definition.trained(definition.params))
     target = abstract_state(definition, optimizer, rule)
     spec = model.batch_spec(batch_size)
     step = build_train_step(
@@ -176,9 +183,10 @@ def stepper(
     return Stepper(
         definition,
         rule,
+        schedule,
         target,
         jax.device_put(moved, jax.tree.map(lambda leaf: leaf.sharding, target)),
         step,
-        jit_train_step(step, target, mesh).lower(target, spec).compile(),
+        jit_train_step(step, target, mesh).lower(target, spec, schedule.spec).compile(),
         spec,
     )

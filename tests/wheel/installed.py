@@ -8,10 +8,14 @@ Requires only the wheel's dependencies, so an import without a declared dependen
 import importlib
 import importlib.metadata
 import json
+import os
 import pkgutil
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 # Installed only by extras; modules may import them.
@@ -82,7 +86,7 @@ def main() -> None:
     listed = {line.split()[0] for line in jaxtrain("configs", "list").splitlines()}
     check(listed == shipped, f"configs list differs from configs/: {sorted(listed ^ shipped)}")
 
-    jaxtrain("--config", "demo", *SMALL, "--output-dir", "run")
+    jaxtrain("train", "demo", *SMALL, "--output-dir", "run")
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
     check(
@@ -98,6 +102,40 @@ def main() -> None:
         line = max(asset.read_text().splitlines(), key=len).strip()
         check(line in page, f"the report does not contain {asset.name}")
     print(f"trained, saved and reported: losses {[round(loss, 4) for loss in losses.values()]}")
+    follow_readme()
+
+
+def follow_readme() -> None:
+    """Runs the commands of the README's first task, on the demo's videos."""
+    text = (CHECKOUT / "README.md").read_text()
+    block = re.search(r"<!-- the five commands.*?```sh\n(.*?)```", text, re.DOTALL)
+    check(block is not None, "README.md has no five commands")
+    install, *commands = block[1].splitlines()  # type: ignore[index]
+    check("pip install" in install, f"README.md begins with {install!r}")
+    videos = sorted(Path(os.environ["JAXTRAIN_CACHE"]).glob("demo_video*/*.mp4"))
+    check(len(videos) > 9, f"the cache has {len(videos)} videos of the demo")
+    Path("videos").mkdir()
+    for video in videos:
+        shutil.copy(video, "videos")
+    for command in commands:
+        began = time.perf_counter()
+        printed = jaxtrain(*command.removeprefix("jaxtrain ").split())
+        print(f"{command}: {time.perf_counter() - began:.0f} s")
+    print(printed.splitlines()[-1])
+    check_comfyui(Path("taehv.safetensors"))
+
+
+def check_comfyui(path: Path) -> None:
+    """Checks names and shapes against those of the network that ComfyUI builds."""
+    import safetensors
+
+    expected = json.loads((CHECKOUT / "tests/fixtures/taehv_loaders.json").read_text())["arrays"]
+    sizes = {"latents": 16, "pixels": 3, "pool0": 64 * 2, "pool1": 64 * 2, "pool2": 64}
+    sizes |= {"grow0": 256, "grow1": 128 * 2, "grow2": 64 * 2}
+    shapes = {name: [sizes.get(size, size) for size in shape] for name, shape in expected.items()}
+    with safetensors.safe_open(path, "np") as file:
+        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    check(found == shapes, f"{path} has other arrays than ComfyUI's network")
 
 
 if __name__ == "__main__":

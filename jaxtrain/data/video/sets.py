@@ -481,9 +481,10 @@ class Plan:
         return self.core_s / limits.cores()
 
     def __str__(self) -> str:
+        minutes = f"about {formats.counted(round(self.seconds / 60), 'minute')}"
         return (
-            f"{formats.counted(self.videos, 'video')} ({self.frames:,.0f} frames, about "
-            f"{formats.counted(max(1, round(self.seconds / 60)), 'minute')} on "
+            f"{formats.counted(self.videos, 'video')} ({self.frames:,.0f} frames, "
+            f"{minutes if self.seconds >= 60 else 'less than a minute'} on "
             f"{formats.counted(limits.cores(), 'core')}, {formats.size(self.out_bytes)})"
         )
 
@@ -501,7 +502,7 @@ class Plan:
             return
         why = f"more than {MOST_PREPARATION_S // 60} minutes"
         if self.out_bytes > free:
-            why = f"more than the {free / 2**30:.2g} GiB that are free at {above}"
+            why = f"more than the {formats.size(free)} that are free at {above}"
         raise InputError(
             f"{flag} {addresses.public(path)}: cutting {self} takes {why}: prepare the clips first "
             f"with `{invocation.program()} prepare clips {shlex.quote(addresses.public(path))} OUT "

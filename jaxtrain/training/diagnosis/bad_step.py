@@ -182,7 +182,8 @@ class Opened:
         if not origin.is_reproduced:  # the rest of the state is needed only for this
             before = self._completed(restore(self.path, saved, subset=True), weights)
             step = setup.compile_step(donate=False)
-            if of_update := nan_origin.of_update(step, before, batch):
+            scalars = setup.schedule.scalars(int(before.step))
+            if of_update := nan_origin.of_update(step, before, batch, scalars):
                 origin = nan_origin.Origin(of_update)
         return origin, np.asarray(read["ids"])[list(origin.rows)].tolist()
 

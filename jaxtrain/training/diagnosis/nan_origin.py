@@ -30,6 +30,7 @@ from jax.experimental import checkify
 from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch
 from jaxtrain.ops import per_device
+from jaxtrain.optim.schedule import Scalars
 from jaxtrain.sharding import batch_sharding, replicated
 from jaxtrain.training.state import Arrays, State
 from jaxtrain.training.step import LossSums, Metrics, TrainStep, means
@@ -140,15 +141,16 @@ def _bad_alone(is_bad: Callable[[np.ndarray], bool], rows: np.ndarray) -> Iterat
             yield from _bad_alone(is_bad, half)
 
 
-def of_update(step: TrainStep, state: State, batch: Batch) -> str:
+def of_update(step: TrainStep, state: State, batch: Batch, scalars: Scalars) -> str:
     """Returns which parameters the optimizer makes NaN/Inf from finite gradients; "" if none.
 
     Args:
         step: compiled; must not donate the state.
         state: before it.
         batch: of it.
+        scalars: of it.
     """
-    following, _ = step(state, batch)
+    following, _ = step(state, batch, scalars)
     bad = _not_finite(jax.jit(_kinds), following.params)
     if not bad:
         return ""
@@ -279,10 +281,10 @@ def checked(step: TrainStep, rate_flag: str, keep: Callable[[State, Batch, str],
         return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
     @functools.wraps(step)  # the profiler unwraps it to read the compiled step
-    def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def checked_step(state: State, batch: Batch, scalars: Scalars) -> tuple[State, Metrics]:
         # Read before the step, which may donate the state and does not count a bad step.
         first, number = int(state.examples_seen), int(state.step) + 1
-        following, metrics = step(state, batch)
+        following, metrics = step(state, batch, scalars)
         good = jax.device_get(finite(following, metrics))
         bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
         if bad:

@@ -18,6 +18,7 @@ from jax.profiler import ProfileData
 from jaxtrain import versions
 from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch
+from jaxtrain.optim.schedule import Scalars
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.state import State
 from jaxtrain.training.step import Metrics, TrainStep
@@ -139,14 +140,14 @@ class Profile:
         self._before: set[Path] = set()
         self._began_s = 0.0
 
-    def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: Batch, scalars: Scalars) -> tuple[State, Metrics]:
         """Runs a step; a running trace records its number."""
         if not self._running:
-            return self._step(state, batch)
+            return self._step(state, batch, scalars)
         number = self._steps[0] + self._traced
         self._traced += 1
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
-            result = self._step(state, batch)
+            result = self._step(state, batch, scalars)
         if self._traced == self._steps[1] - self._steps[0]:  # before a validation or a save
             jax.block_until_ready(result)
             self.end()

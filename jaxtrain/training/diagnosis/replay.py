@@ -24,6 +24,7 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.models.contract import Batch
+from jaxtrain.optim.schedule import Scalars
 from jaxtrain.sharding import AXES, replicated
 from jaxtrain.storage.disks import reason
 from jaxtrain.training.run_progress import NAME, RunProgress
@@ -43,17 +44,20 @@ class Difference(NamedTuple):
     devices: tuple[int, ...]
 
 
-def twice(step: TrainStep, state: State, batch: Batch) -> tuple[State, Metrics, Difference | None]:
+def twice(
+    step: TrainStep, state: State, batch: Batch, scalars: Scalars
+) -> tuple[State, Metrics, Difference | None]:
     """Computes a step twice; returns the second result, and how the first one differs from it.
 
     Args:
         step: compiled; may donate the state.
         state: before the step.
         batch: of the step.
+        scalars: of the step.
     """
     shardings = jax.tree.map(lambda array: array.sharding, state)
-    first = step(jax.device_put(state, shardings, may_alias=False), batch)
-    second = step(state, batch)
+    first = step(jax.device_put(state, shardings, may_alias=False), batch, scalars)
+    second = step(state, batch, scalars)
     named = [dict(zip(("state", "metrics"), pair, strict=True)) for pair in (first, second)]
     return *second, compare(*named)
 
@@ -135,7 +139,9 @@ class Replay:
         )
         self._record()
 
-    def __call__(self, done: int, state: State, batch: Batch) -> tuple[State, Metrics]:
+    def __call__(
+        self, done: int, state: State, batch: Batch, scalars: Scalars
+    ) -> tuple[State, Metrics]:
         """Computes the step after ``done`` completed ones; returns the state and the metrics.
 
         Raises:
@@ -143,7 +149,7 @@ class Replay:
             InputError: likewise, but a checkpoint that may be wrong cannot be moved, so that no
                 launcher may resume.
         """
-        following, metrics, difference = twice(self._step, state, batch)
+        following, metrics, difference = twice(self._step, state, batch, scalars)
         if difference is not None:
             self._reject(done + 1, difference)
         self._last_equal = int(following.step)  # not done + 1 if the step was bad

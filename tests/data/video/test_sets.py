@@ -452,7 +452,7 @@ def test_a_long_preparation_is_refused_with_the_command_and_can_be_wanted(
     with monkeypatch.context() as patched:
         free = shutil.disk_usage(tmp_path)._replace(free=100)
         patched.setattr(shutil, "disk_usage", lambda folder: free)
-        with pytest.raises(InputError, match=r"takes more than the 9.3e-08 GiB that are free at /"):
+        with pytest.raises(InputError, match=r"takes more than the 100 bytes that are free at /"):
             opened(data, tmp_path / "cache")
         assert opened(data, tmp_path / "cache", prepare=True).files == 8
 

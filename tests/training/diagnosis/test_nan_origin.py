@@ -193,12 +193,16 @@ def test_parameters_that_the_optimizer_makes_nan_are_named() -> None:
     stepper = toy.stepper(toy.Config(), fsdp=8)
     batch = jax.device_put(toy.random_batch(stepper.spec), batch_sharding(stepper.rule.mesh))
 
-    def broken(state: Any, batch: Any) -> Any:
+    def broken(state: Any, batch: Any, scalars: Any) -> Any:
         params = dict(state.params)
         params["blocks.0.up.bias"] = jnp.full_like(params["blocks.0.up.bias"], jnp.nan)
         return dataclasses.replace(state, params=params), {}
 
-    assert nan_origin.of_update(broken, stepper.state, batch) == (
+    assert nan_origin.of_update(broken, stepper.state, batch, stepper.scalars()) == (
         "the gradients are finite, but the optimizer computes NaN in blocks.0.up.bias"
     )
-    assert nan_origin.of_update(lambda *given: given, stepper.state, batch) == ""  # type: ignore[arg-type, return-value]
+
+    def same(state: Any, batch: Any, scalars: Any) -> Any:
+        return state, {}
+
+    assert nan_origin.of_update(same, stepper.state, batch, stepper.scalars()) == ""

@@ -15,7 +15,7 @@ from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.diagnosis import out_of_memory
 from jaxtrain.training.state import State
 
-COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
+COMMAND = "jaxtrain plan mlm_h200_8 --fit"
 SPEC = {
     "video": jax.ShapeDtypeStruct((64, 2**20, 24), jnp.uint8),  # 1.5 GiB
     "weight": jax.ShapeDtypeStruct((64,), jnp.float32),

@@ -27,6 +27,7 @@ from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.optim.schedule import Scalars
 from jaxtrain.sharding import AXES, batch_sharding
 from jaxtrain.training import preflight
 from jaxtrain.training.diagnosis.replay import Difference, Replay, compare, twice
@@ -37,14 +38,16 @@ def test_a_step_is_computed_twice_from_the_same_state() -> None:
     stepper = toy.stepper(toy.Config(), data=2, fsdp=4, accumulate=2)
     batch = jax.device_put(toy.random_batch(stepper.spec), batch_sharding(stepper.rule.mesh))
     states = [jax.tree.map(jnp.copy, stepper.state) for _ in range(3)]
-    following, metrics, difference = twice(stepper.compiled, states[0], batch)
+    scalars = stepper.scalars()
+    following, metrics, difference = twice(stepper.compiled, states[0], batch, scalars)
     assert difference is None
-    same = jax.tree.leaves(stepper.compiled(states[1], batch))
+    same = jax.tree.leaves(stepper.compiled(states[1], batch, scalars))
     for array, expected in zip(jax.tree.leaves((following, metrics)), same, strict=True):
         np.testing.assert_array_equal(array, expected)
     other = jax.tree.map(lambda array: -array, batch)
     given = iter([batch, other])
-    difference = twice(lambda state, _: stepper.compiled(state, next(given)), states[2], batch)[2]
+    changing = lambda state, _, scalars: stepper.compiled(state, next(given), scalars)  # noqa: E731
+    difference = twice(changing, states[2], batch, scalars)[2]
     assert difference is not None
     assert len(difference.devices) == 8
 
@@ -103,13 +106,16 @@ def at(step: int, values: Sequence[int] = (0, 0)) -> Any:
     return Small(jax.device_put(np.asarray(values), split), jax.device_put(np.asarray(step), whole))
 
 
+SCALARS = Scalars(0, 0, ())  # Stepping does not read them
+
+
 class Stepping:
     """Returns prepared values, as a step does; a bad one does not count."""
 
     def __init__(self, *values: list[int], bad: bool = False) -> None:
         self.values, self.bad = list(values), bad
 
-    def __call__(self, state: Any, batch: Any) -> Any:
+    def __call__(self, state: Any, batch: Any, scalars: Any) -> Any:
         return at(int(state.step) + (not self.bad), self.values.pop(0)), {}
 
 
@@ -156,7 +162,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
         small_checkpoint.write(tmp_path, step, kinds)
     small_checkpoint.write(tmp_path, 6, ("checkpoints", "best"))
     first, saved = replays(tmp_path, Stepping([1, 2], [1, 2]), done=0)
-    following, _ = first(3, at(3), {})
+    following, _ = first(3, at(3), {}, SCALARS)
     assert following.w.tolist() == [1, 2]  # type: ignore[attr-defined]
     assert saved.last_equal == recorded(tmp_path) == 4
     # A later start remembers it, and waits for a save in the background.
@@ -168,7 +174,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
     )
     assert saved.last_equal == 4
     with pytest.raises(RunAgain) as caught:
-        again(7, at(7), {})
+        again(7, at(7), {}, SCALARS)
     message = str(caught.value)
     assert (
         "step 8 was computed twice with different results: state.w on device 1 on host b" in message
@@ -186,7 +192,7 @@ def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path)
 def test_after_a_bad_step_the_state_before_it_is_right(tmp_path: Path) -> None:
     """A checkpoint of the number of steps that the loop expected does not exist yet."""
     one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], bad=True))
-    one(3, at(3), {})
+    one(3, at(3), {}, SCALARS)
     assert saved.last_equal == recorded(tmp_path) == 3
 
 
@@ -195,32 +201,32 @@ def test_no_launcher_resumes_from_a_checkpoint_that_cannot_be_moved(tmp_path: Pa
     (tmp_path / "aside").write_text("in the way")
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]))
     with pytest.raises(InputError, match=r"after step 0, .* cannot be moved to aside/"):
-        one(3, at(3), {})
+        one(3, at(3), {}, SCALARS)
     one, _ = replays(
         tmp_path / "other", Stepping([1, 2], [1, 3]), uploader=Copy("no route to host")
     )
     with pytest.raises(InputError, match=r"cannot be moved to aside/ \(no route to host\)"):
-        one(3, at(3), {})
+        one(3, at(3), {}, SCALARS)
 
 
 def test_the_copy_in_a_bucket_is_told(tmp_path: Path) -> None:
     copy = Copy()
     one, _ = replays(tmp_path, Stepping([1, 2], [1, 3]), done=4, uploader=copy)
     with pytest.raises(RunAgain, match=r"after step 4, .* are in aside/: resume"):
-        one(7, at(7), {})
+        one(7, at(7), {}, SCALARS)
     assert copy.moved == [4]
 
 
 def test_after_a_rollback_later_steps_no_longer_count(tmp_path: Path) -> None:
     small_checkpoint.write(tmp_path, 3)
     one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
-    one(3, at(3), {})
+    one(3, at(3), {}, SCALARS)
     one.rewound(Position(done=2))
     assert saved.last_equal == recorded(tmp_path) == 2  # nor for a start after that
     with pytest.raises(
         RunAgain, match=r"state\.w on 2 devices, so it is unknown which one is wrong;"
     ):
-        one(5, at(5), {})
+        one(5, at(5), {}, SCALARS)
     with pytest.raises(InputError, match=r"is intact \(damaged or suspect ones are in aside/"):
         small_checkpoint.choose("latest", tmp_path)
 

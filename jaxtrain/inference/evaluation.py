@@ -6,6 +6,7 @@ Shapes: B clips, T frames, H height, W width.
 import dataclasses
 import errno
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,12 @@ MEASURES: dict[str, Measure] = {
     "static_flicker": quality.static_flicker,
 }
 """The standard measures; callers may add others, such as a perceptual distance."""
+LIMITS = {
+    "ssim": (-1.0, 1.0),
+    "temporal_consistency": (0.0, 1.0),
+    **dict.fromkeys(("lpips", "flicker_ratio", "static_flicker"), (0.0, math.inf)),
+}
+"""The smallest and the largest possible value of measures that have one."""
 Features = Callable[[jax.Array], jax.Array]
 """Videos, float32 [B, T, H, W, 3] in [0, 1] -> [B, K]."""
 
@@ -328,7 +335,7 @@ def _begin(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Evaluation:
     """Statistics over the measured videos.
 
     Clips of one video are not independent, so the sample is the videos, and those of ``prepare
@@ -347,7 +354,7 @@ class Comparison:
     differences: dict[str, dict[tuple[int, int], Difference]]
 
 
-def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison:
+def evaluation(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Evaluation:
     """Computes the statistics of measured clips.
 
     Args:
@@ -366,13 +373,14 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
         if not of_video:
             continue  # undefined for every clip
         table = np.array([np.mean(values, axis=0) for values in of_video.values()])
-        estimates[name] = tuple(intervals.estimate(column) for column in table.T)
+        limits = LIMITS.get(name, (-math.inf, math.inf))
+        estimates[name] = tuple(intervals.estimate(column, limits) for column in table.T)
         differences[name] = {
             (i, j): intervals.difference(table[:, i], table[:, j])
             for i in range(models)
             for j in range(i + 1, models)
         }
-    return Comparison(
+    return Evaluation(
         videos=len({clip.video for clip in measured}),
         clips=len(measured),
         estimates=estimates,

@@ -1,0 +1,90 @@
+"""Plans of the shipped configs, to print where JAX's compiler for GPUs is not installed.
+
+``benchmarks/shipped_plans.py`` writes them; the tests of GPU programs compare them with new plans.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtrain import versions
+from jaxtrain.planning import prediction
+from jaxtrain.telemetry import formats
+from jaxtrain.xla import cards
+
+PATH = Path(__file__).with_name("shipped_plans.json")
+
+
+class Row(NamedTuple):
+    """The plan of a config as it is shipped.
+
+    Attributes:
+        config: its name.
+        gpu: short name of the card.
+        gpus: their number.
+        needed_gib, capacity_gib: memory that each GPU needs and has.
+        step_s: least and most seconds of a step.
+        steps: length of the run; None if it depends on the data.
+        hours: least and most of the run; likewise.
+        jax: version of the compiler.
+    """
+
+    config: str
+    gpu: str
+    gpus: int
+    needed_gib: float
+    capacity_gib: float
+    step_s: tuple[float, float]
+    steps: int | None
+    hours: tuple[float, float] | None
+    jax: str
+
+
+def rows() -> list[Row]:
+    """Returns all shipped plans."""
+    values: list[dict[str, Any]] = json.loads(PATH.read_text())
+    return [Row(**row) for row in values]
+
+
+def without_compiler(
+    config: str, gpu: str, overrides: Sequence[str], price: float | None = None
+) -> str:
+    """Returns an error: that the compiler is missing, how to install it, and the shipped plan.
+
+    Args:
+        config: its name or path.
+        gpu: short name of the card.
+        overrides: those applied to the config.
+        price: per GPU-hour, in any currency.
+    """
+    message = (
+        "plan requires JAX's compiler for GPUs, but no GPU: install it, which takes some minutes "
+        f"and 5 GB, with {versions.install('cuda12')}"
+    )
+    found = [row for row in rows() if row.config == config]
+    row = next((row for row in found if row.gpu == gpu), None) or next(iter(found), None)
+    if row is None:
+        return message
+    changed = " (without your changes)" if overrides or row.gpu != gpu else ""
+    return f"{message}. The plan of {config} as shipped{changed}: {described(row, price)}"
+
+
+def described(row: Row, price: float | None = None) -> str:
+    """Returns a plan in one line.
+
+    Args:
+        row: the plan.
+        price: per GPU-hour; None omits the cost.
+    """
+    fast, slow = row.step_s
+    parts = [
+        f"{row.needed_gib:.1f} of {row.capacity_gib:.1f} GiB per GPU",
+        f"{fast:.3g} to {slow:.3g} s per step",
+    ]
+    if row.hours is not None:
+        parts.append(f"{row.steps:,} steps in {formats.hours(*row.hours)}")
+        cost = prediction.money(row.hours, row.gpus, price)
+        if cost is not None:
+            parts.append(f"cost {cost[0]:,.0f} to {cost[1]:,.0f} at {price:g} per GPU-hour")
+    return f"on {row.gpus} x {cards.card(row.gpu).name}, jax {row.jax}: {'; '.join(parts)}"
