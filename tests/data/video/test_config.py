@@ -93,7 +93,7 @@ def test_clips_per_video_multiply_training_only(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = _open(data, clips_per_video=3, **PLAIN)
-    assert (len(sources.train), len(sources.val)) == (15, 1)
+    assert (len(sources.train), sources.val.groups) == (15, 1)
     paths = [video.pieces[0].path for video in sources.train.videos]
     asked: list[str] = []
 
@@ -111,7 +111,7 @@ def test_clips_per_video_multiply_training_only(
 
 def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
     settings: dict[str, Any] = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.05}
-    settings |= {"blur_probability": 0.3, "blur_sigma": (0.5, 2.0)}
+    settings |= {"jitter_probability": 0.7, "blur_probability": 0.3, "blur_sigma": (0.5, 2.0)}
     train = _open(data, model=sample.model(frames=2, height=16, width=16), **settings).train
     drawn = np.stack([train.example(0, _rng(seed))["augment"] for seed in range(400)])
     jittered = np.any(drawn[:, :4] != (1, 1, 1, 0), axis=1)
