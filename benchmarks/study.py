@@ -22,6 +22,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.comparison.experiment import VERDICTS
 from jaxtrain.storage.atomic import write_whole
 
 STUDIES = Path(__file__).resolve().parent / "studies"
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="of runs and reports")
     parser.add_argument("--only", default="", help="questions that contain this text")
     flags, fields = parser.parse_known_args()
+    typed = tuple(fields)
     for number, field in enumerate(fields):  # `compare` runs in the study's folder
         if os.path.exists(path := os.path.expanduser(field)):
             fields[number] = os.path.abspath(path)
@@ -60,9 +62,10 @@ def main() -> int:
             cwd=study,
             check=False,
         )
-        if ran.returncode:
+        if ran.returncode not in VERDICTS.values():
             return ran.returncode
-        answer = _answer(shlex.join(command), json.loads((folder / "compare.json").read_text()))
+        found = json.loads((folder / "compare.json").read_text())
+        answer = _answer(shlex.join([*command, *typed]), found | found["answers"][0])
         answer["at"] = question.get("at", "steps")
         answers = _answers(study) | {name: answer}  # read again: another study.py may run beside
         in_order = {asked: answers[asked] for asked in questions if asked in answers}
@@ -91,7 +94,17 @@ def _command(question: dict[str, Any]) -> list[str]:
 def _answer(command: str, found: dict[str, Any]) -> dict[str, Any]:
     """Returns what a reader needs of a ``compare.json``."""
     commit = ["git", "-C", str(STUDIES), "rev-parse", "--short=8", "HEAD"]
-    kept = ("when", "verdict", "metric", "better", "difference", "steps", "seconds", "pairs_needed")
+    kept = (
+        "when",
+        "verdict",
+        "warnings",
+        "metric",
+        "better",
+        "difference",
+        "steps",
+        "seconds",
+        "pairs_needed",
+    )
     return {
         "command": f"jaxtrain {command}",
         "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),

@@ -246,7 +246,10 @@ def study(name: str) -> str:
 
 
 def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
+    from jaxtrain.comparison import sequential
+
     difference, pairs = answer["difference"], answer["pairs"]
+    center = sequential.center([pair["b"] - pair["a"] for pair in pairs])
     low, high = (
         "?" if difference[end] is None else f"{difference[end]:+.4f}" for end in ("low", "high")
     )
@@ -254,8 +257,8 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"`{answer['metric']}`",
         answer["at"],
-        f"{difference['mean']:+.4f} ({low} to {high})",
-        f"{100 * difference['mean'] / baseline:+.2f}%",
+        f"{center:+.4f} ({low} to {high})",
+        f"{100 * center / baseline:+.2f}%",
         answer["verdict"],
         str(len(pairs)),
         f"{answer['seconds'] / 3600:.1f}",

@@ -19,6 +19,7 @@ from data.text import small_text
 from models import small_autoencoder
 
 import jaxtrain
+from jaxtrain import comparison
 from jaxtrain.config import invocation
 from jaxtrain.data.video import reading
 from jaxtrain.planning import planner
@@ -42,6 +43,7 @@ TINY_GPT = {
 SCRIPT = """
 import contextlib, io, json, os, signal, subprocess, sys, threading
 import jaxtrain
+from jaxtrain import comparison
 
 heavy = {"jax", "numpy", "flax"} & set(sys.modules)
 assert not heavy, heavy
@@ -175,6 +177,45 @@ def test_a_result_ignores_what_a_kill_left(tmp_path: Path) -> None:
     assert result.checkpoints == []
     assert result.best is None
     assert "Ctrl-C, step 0" in repr(result)
+
+
+def test_a_result_without_records_has_a_report(tmp_path: Path) -> None:
+    """Its run was stopped before the first step was recorded."""
+    (tmp_path / "config.json").write_text("{}")
+    result = TrainResult(tmp_path, 75)
+    for _ in range(2):
+        assert result.report == tmp_path / "report.html"
+        assert result.report.is_file()
+
+
+def test_folders_of_a_comparison_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked: list[Any] = []
+
+    def compared(*arguments: Any) -> list[str]:
+        asked.append(arguments)
+        return ["the answer"]
+
+    monkeypatch.setattr(comparison, "compare", compared)
+    changes = {"optim.peak_lr": 0.02, "model.decoder_widths": [64, 32, 32, 32]}
+    answer = jaxtrain.compare(
+        "demo", change=changes, output_dir="~/cmp", runs="~/runs", fit_time="2m", quiet=True
+    )
+    assert answer == "the answer"
+    ((question, *folders, _),) = asked
+    assert folders == [tmp_path / "cmp", tmp_path / "runs"]
+    assert question.fit_s == 120
+    assert question.sides[1].overrides == (
+        *("--optim.peak_lr", "0.02", "--model.decoder_widths", "64", "32", "32", "32"),
+    )
+
+
+def test_the_package_names_its_functions() -> None:
+    assert jaxtrain.__doc__ is not None
+    functions = [name for name in jaxtrain.__all__ if name[0].islower()]
+    assert all(f":func:`{name}`" in jaxtrain.__doc__ for name in functions)
 
 
 def test_a_run_starts_in_the_main_thread_only() -> None:

@@ -28,7 +28,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
-from jaxtrain.planning import cards, prediction
+from jaxtrain.planning import prediction
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import save_policy, setup, step_setup
@@ -36,7 +36,7 @@ from jaxtrain.training.diagnosis import profiler
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import State, saved_part
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla import gpu_memory, options
+from jaxtrain.xla import cards, gpu_memory, options
 from jaxtrain.xla.step_cost import StepCost
 from jaxtrain.xla.subprocess_worker import Send
 
@@ -213,7 +213,7 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
         rows[f"{prefix}/tokens_per_second"] = rate * tokens
     flops = rate * model_flops(run.training_model) / built.rule.mesh.size
     rows[f"{prefix}/flops_per_second_per_device"] = flops
-    peak = hardware.peak_bf16_flops(jax.devices()[0].device_kind)
+    peak, _ = cards.rates(jax.devices()[0].device_kind)
     if peak is not None:
         rows[f"{prefix}/mfu"] = flops / peak
     return rows
@@ -348,7 +348,7 @@ def _of_plan(session: _Session, step_s: float) -> Rows:
     rate = session.cost.moved_bytes / step_s
     rows: Rows = {"synthetic/bytes_per_second": rate}
     kind = jax.devices()[0].device_kind
-    datasheet = hardware.memory_bytes_per_second(kind)
+    _, datasheet = cards.rates(kind)
     if datasheet is not None:
         rows["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     card = cards.of_device(kind)

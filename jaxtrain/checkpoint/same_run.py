@@ -28,7 +28,7 @@ def check_same_run(
 ) -> None:
     """The checkpoint must have this run's order of examples; prints other differences.
 
-    Other code is no reason to refuse a resume: whoever fixes a model resumes with the fix.
+    Other code does not prevent a resume: to fix a model is often why a run resumes.
 
     Args:
         source: the checkpoint, as it is printed.

@@ -475,8 +475,9 @@ class Plan(OfConfig, Json):
     takes_run_flags = True
 
     gpu: Annotated[str | None, "GPU"] = None
-    """a10, a6000, a100-40gb, a100, a800, h100, h200, h100-pcie, h100-nvl, b200, l40s, rtx4090,
-    rtx5090 (default: from the config's name)"""
+    """a10, a10g, a40, a6000, a100-40gb, a100-pcie, a100, a800-pcie, a800, h100-pcie, h100-nvl,
+    h100, h200-nvl, h200, gh200, b200, l4, l40s, rtx4090, rtx5090, or a .json file that describes
+    another (default: from the config's name)"""
     gpus: Annotated[str | None, "2x8"] = None
     """nodes x GPUs per node (default: the config's mesh in nodes of 8)"""
     fit: bool = False
@@ -578,7 +579,7 @@ class Compare(OfConfig, Json):
     pairs: Annotated[int, "N", _ONE] = 20
     """maximum number of pairs (default: 20)"""
     hours: Annotated[float | None, "H", Bounds(above=0)] = None
-    """begin no pair after H hours of training"""
+    """begin no pair after H hours of training; with several devices, those ahead continue"""
     output_dir: Annotated[Path | None, "DIR"] = None
     """folder of the results (default: output/compare/NAME-ID)"""
     runs: Annotated[Path | None, "DIR"] = None

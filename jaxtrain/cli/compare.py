@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtrain import comparison, terminal
 from jaxtrain.cli import command_line, commands
-from jaxtrain.comparison import experiment, report
+from jaxtrain.comparison import experiment, fit_time, report
 from jaxtrain.comparison.code import Code
 from jaxtrain.comparison.side import Side
 from jaxtrain.config import files
@@ -90,7 +90,7 @@ def _trained(
         metric=flags.metric,
         practical=flags.practical,
         at=flags.at,
-        fit_s=comparison.seconds_of(flags.fit_time),
+        fit_s=None if flags.fit_time is None else fit_time.seconds(flags.fit_time),
         pairs=flags.pairs,
         hours=flags.hours,
         keep_checkpoints=flags.keep_checkpoints,

@@ -17,7 +17,7 @@ from jaxtrain.storage import addresses, atomic
 from jaxtrain.telemetry import formats, images
 
 if TYPE_CHECKING:
-    from jaxtrain.inference.compare import Comparison, Drawn
+    from jaxtrain.inference.evaluation import Drawn, Evaluation
 
 _MOST_SOURCES = 3
 _VIDEO_FLAGS = (
@@ -30,6 +30,8 @@ _USUAL = {"frames": 16, "height": 256, "width": 256}
 _DIGITS = {"psnr": 3, "static_flicker": 3}
 _USUAL_DIGITS = 4
 _UNITS = {"psnr": "psnr (dB)"}
+
+_LONGEST_STEM = 150  # bytes
 
 
 def main(flags: commands.Evaluate) -> int:
@@ -45,7 +47,7 @@ def main(flags: commands.Evaluate) -> int:
         )
     # They import jax, which takes seconds.
     from jaxtrain.cli import text
-    from jaxtrain.inference import compare, load
+    from jaxtrain.inference import evaluation, load
     from jaxtrain.interop import hub, weights
 
     flags = dataclasses.replace(flags, sources=tuple(map(hub.local, flags.sources)))
@@ -89,7 +91,7 @@ def main(flags: commands.Evaluate) -> int:
             complete=protocol.complete,
             say=terminal.say,
         )
-    config = compare.MeterConfig(
+    config = evaluation.MeterConfig(
         precision=flags.precision,
         **size,
         lpips=flags.lpips,
@@ -105,11 +107,11 @@ def main(flags: commands.Evaluate) -> int:
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
-    comparison = compare.compare(measured, meter.names)
+    evaluated = evaluation.evaluation(measured, meter.names)
     rfvd = meter.rfvd()
     terminal.out(
         _text(
-            comparison,
+            evaluated,
             [model.source for model in meter.models],
             size | {"compared": meter.compared},
             flags.precision,
@@ -126,7 +128,7 @@ def main(flags: commands.Evaluate) -> int:
             **size,
             "precision": flags.precision,
             "versions": versions.line(),
-            "metrics": _as_json(comparison),
+            "metrics": _as_json(evaluated),
             **({"rfvd": rfvd} if rfvd else {}),
             **({"protocol": dataclasses.asdict(protocol)} if protocol else {}),
             "clips": [dataclasses.asdict(one) for one in measured],
@@ -165,7 +167,9 @@ def _draw(worst: Sequence["Drawn"], folder: Path) -> list[Path]:
     for number, clip in enumerate(worst, start=1):
         title = f"{clip.video}, at {clip.place:.0%}"
         png = images.encode(clip.image, images.Labels(title, clip.rows)).file
-        path = folder / f"{number}-{Path(clip.video).stem}.png"
+        # A name of a file has at most 255 bytes, and that of the file in the making is longer.
+        stem = Path(clip.video).stem.encode(errors="surrogateescape")[:_LONGEST_STEM]
+        path = folder / f"{number}-{stem.decode(errors='ignore')}.png"
         atomic.write_whole(path, png)
         paths.append(path)
     return paths
@@ -248,29 +252,29 @@ def _resolved(flags: commands.Evaluate) -> tuple[dict[str, int], Protocol | None
 
 
 def _text(
-    comparison: "Comparison",
+    evaluated: "Evaluation",
     sources: Sequence[str],
     size: Mapping[str, int],
     precision: str,
     rfvd: Sequence[float],
 ) -> str:
     lines = [
-        f"measured on {formats.counted(comparison.videos, 'video')} "
-        f"({formats.counted(comparison.clips, 'clip')} of {size['frames']} frames, "
+        f"measured on {formats.counted(evaluated.videos, 'video')} "
+        f"({formats.counted(evaluated.clips, 'clip')} of {size['frames']} frames, "
         f"{size['compared']} of them compared, {size['height']}x{size['width']}, {precision})",
         *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
         "",
     ]
     rows: list[tuple[str, ...]] = [("", "", "mean", "std", "95% interval", "videos")]
-    for name, estimates in comparison.estimates.items():
+    for name, estimates in evaluated.estimates.items():
         for letter, one in zip(_LETTERS, estimates, strict=False):
             rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
     for letter, value in zip(_LETTERS, rfvd, strict=False):
-        rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(comparison.videos)))
+        rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(evaluated.videos)))
     lines.append(formats.columns(rows, {0, 1}))
     if len(sources) > 1:
         rows = [("", "", "difference", "std", "95% interval", "p (t)", "p (signs)")]
-        for name, differences in comparison.differences.items():
+        for name, differences in evaluated.differences.items():
             for (i, j), gap in differences.items():
                 pair = f"{_LETTERS[j]} - {_LETTERS[i]}"
                 p_values = (_p(gap.p_student), _p(gap.p_signs))
@@ -319,7 +323,7 @@ def _p(value: float | None) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def _as_json(comparison: "Comparison") -> dict[str, Any]:
+def _as_json(evaluated: "Evaluation") -> dict[str, Any]:
     def of_gap(gap: Difference) -> dict[str, Any]:
         whole = dataclasses.asdict(gap)
         return {**whole.pop("estimate"), **whole}
@@ -329,8 +333,8 @@ def _as_json(comparison: "Comparison") -> dict[str, Any]:
             "estimates": [dataclasses.asdict(one) for one in estimates],
             "differences": {
                 f"{_LETTERS[j]} - {_LETTERS[i]}": of_gap(gap)
-                for (i, j), gap in comparison.differences[name].items()
+                for (i, j), gap in evaluated.differences[name].items()
             },
         }
-        for name, estimates in comparison.estimates.items()
+        for name, estimates in evaluated.estimates.items()
     }

@@ -57,6 +57,12 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
 
     typed, problems = flags.parse(RunFlags, "train", arguments)
     command_line.require_config(typed.config)
+    if typed.fit_time is not None and not problems:
+        from jaxtrain import terminal
+        from jaxtrain.comparison import fit_time
+
+        length = fit_time.length(typed, terminal.out)
+        typed = dataclasses.replace(typed, overrides=(*typed.overrides, *length))
     run, misfits = overrides.apply_fitting(config.named(typed.config), typed.overrides)
     problems += misfits
     if run is None:

@@ -18,7 +18,7 @@ from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file, video_ae
 from jaxtrain.models.video_ae import network, timing
 from jaxtrain.storage import atomic, tensor_files
-from jaxtrain.training import state
+from jaxtrain.training import state_size
 
 
 def main(flags: commands.Export | commands.Import) -> int:
@@ -253,7 +253,7 @@ def _import_recognized(
     fields = ", ".join(f"{name} {value}" for name, value in from_file.in_weights(model).items())
     terminal.out(
         f"{flags.source}: {from_file.name_of(model)}, {fields}; "
-        f"{state.parameter_count(params):,} parameters\nwrote {flags.target}"
+        f"{state_size.parameter_count(params):,} parameters\nwrote {flags.target}"
     )
     return 0
 
@@ -287,7 +287,7 @@ def _import_folder(flags: commands.Import) -> int:
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
         f"{size['num_attention_heads']} heads, width {size['hidden_size']}, "
         f"{size['vocab_size']:,} tokens, {size['max_position_embeddings']} positions; "
-        f"{state.parameter_count(loaded.params):,} parameters\nwrote {flags.target}"
+        f"{state_size.parameter_count(loaded.params):,} parameters\nwrote {flags.target}"
     )
     return 0
 
@@ -309,7 +309,7 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
     return (
         f"{kind}, patches of {model.patch_size}x{model.patch_size}, {model.latent_channels} latent "
         f"channels per {model.timing.factor} frames, {trim}; "
-        f"{state.parameter_count(params):,} parameters "
+        f"{state_size.parameter_count(params):,} parameters "
         f"(encoder {counts['encoder.']:,}, decoder {counts['decoder.']:,})"
     )
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,23 +13,6 @@ from jaxtrain.terminal import Say
 
 if TYPE_CHECKING:
     from jaxtrain.comparison.experiment import Comparison, Question
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
-
-
-def seconds_of(typed: str | None) -> float | None:
-    """Returns the seconds of a duration such as ``"90s"``, ``"5m"`` or ``"1.5h"``.
-
-    Raises:
-        InputError: it is none, or zero.
-    """
-    if typed is None:
-        return None
-    match = _DURATION.fullmatch(typed)
-    if match is None or not float(match[1]):
-        raise InputError(f"--fit-time {typed}: use a duration such as 90s, 5m, or 1.5h")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def compare(

@@ -71,6 +71,15 @@ class Question:
     keep_checkpoints: bool = False
     simulate_devices: int | None = None
 
+    def __post_init__(self) -> None:
+        """Checks that one of both sets the steps.
+
+        Raises:
+            InputError: both do.
+        """
+        if self.fit_s is not None and self.at != "steps":
+            raise InputError(f"--at {self.at} and --fit-time both set the steps: omit one")
+
     def to_dict(self) -> dict[str, Any]:
         """Returns what is asked, as JSON has it: not how many pairs there are."""
         return {
@@ -326,6 +335,7 @@ class Experiment:
         self._asked = question.to_dict()
         self._check_stored()
         self._facts: list[Facts] = []
+        self._starts_s: list[float] = []
         self._answers: list[Comparison] = []
         self._seconds = 0.0
 
@@ -362,7 +372,9 @@ class Experiment:
         for side, label in zip(question.sides, question.labels, strict=True):
             self._say(f"{label}: {side.words}")
         for side, label in zip(question.sides, question.labels, strict=True):
+            began = time.monotonic()
             self._facts.append(self._examined(side, label))
+            self._starts_s.append(time.monotonic() - began)
         self._say(self._cost())
         pairs: list[list[Pair]] = [[] for _ in question.sides[1:]]
         self._answers = [self._judged(change, pairs[change]) for change in range(len(pairs))]
@@ -425,7 +437,11 @@ class Experiment:
     def _cost(self) -> str:
         """Returns what the comparison costs at least and at most, by the measured steps."""
         question = self._question
-        each = [facts.steps * facts.step_s for facts in self._facts]
+        # A start imports, opens the data, and traces the step, as the examination did.
+        each = [
+            facts.steps * facts.step_s + start_s
+            for facts, start_s in zip(self._facts, self._starts_s, strict=True)
+        ]
         least = min(question.pairs, sequential.least_pairs(question.level))
         sides = ", ".join(
             f"{label} {facts.steps:,} steps of {facts.step_s * 1e3:.4g} ms"
@@ -436,8 +452,8 @@ class Experiment:
             hours(math.fsum(each) * pairs / self._parallel) for pairs in (least, question.pairs)
         )
         return (
-            f"{sides}: {low} for {least} pairs, {high} for all {question.pairs}{beside}, without "
-            "starts, validations, and saves"
+            f"{sides}: about {low} for {least} pairs, {high} for all {question.pairs}{beside}, "
+            "with starts, without validations and saves"
         )
 
     def _judged(self, change: int, pairs: Sequence[Pair]) -> Comparison:
@@ -643,8 +659,8 @@ def of_existing(
             )
         if seeds[0] in [pair.seed for pair in pairs]:
             raise InputError(
-                f"{paths[0]} has seed {seeds[0]}, as a pair before it: a repeated run is no new "
-                "evidence; each pair needs a seed of its own (--seed)"
+                f"{paths[0]} has seed {seeds[0]}, as a pair before it, and a repeated run adds "
+                "nothing; each pair needs a seed of its own (--seed)"
             )
         if not sides:
             sides = tuple(dict(run.config) for run in read)

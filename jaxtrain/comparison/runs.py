@@ -25,6 +25,7 @@ TRIES = 5  # of a run that ends with a temporary failure
 _BETWEEN_TRIES_S = 5.0
 _EVERY_S = 30.0  # between lines about runs that train
 _SAVES_S = 60.0  # that a run has to save when it is stopped, or when the comparison is killed
+_ENDS_S = 5.0
 _FORGET = {"step", "time"}
 _TRAIN, _EXAMINE = "jaxtrain.cli.train:in_worker", "jaxtrain.comparison.side:examine"
 _KILLED = -9
@@ -158,7 +159,7 @@ def _learned(run: run_files.RecordedRun, record: Mapping[str, object]) -> dict[s
 class Trainer:
     """Examines sides and trains runs, several beside each other if there are devices for them.
 
-    Enter it: every half minute it prints what is in work, until it is left.
+    Enter it: every half minute it prints what is in work, until you leave; then all runs stop.
 
     Args:
         environment: variables of the runs.
@@ -185,6 +186,7 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
+        self.stop()
 
     @property
     def stopped(self) -> bool:
@@ -304,7 +306,9 @@ class Trainer:
         with self._lock:
             if self.stopped:
                 raise RunAgain("stopped: the same command continues")
-            worker = SubprocessWorker(function, request, variables, _SAVES_S, code)
+            # Only a run has something to save.
+            grace_s = _SAVES_S if function == _TRAIN else _ENDS_S
+            worker = SubprocessWorker(function, request, variables, grace_s, code)
             self._working[worker] = time.monotonic(), progress
         try:
             with worker:
@@ -327,8 +331,11 @@ class Trainer:
                     f"  {progress()}, {(time.monotonic() - began) / 60:.1f} min"
                     for began, progress in self._working.values()
                 ]
-            for line in lines:
-                self._say(line)
+            try:
+                for line in lines:
+                    self._say(line)
+            except OSError:  # the pipe or the terminal is closed, which ends the main thread, too
+                return
 
 
 def _step(directory: Path) -> int:

@@ -95,14 +95,14 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> Interval:
     grid = np.unique(np.concatenate([np.linspace(smallest - reach, largest + reach, _GRID), given]))
     possible = np.flatnonzero(_most(given, grid) < -math.log(level))
     mean = float(given.mean())
-    center = _hodges_lehmann(given)
+    middle = center(given)
     if not possible.size:  # the differences are not symmetric around anything
-        return Interval(-math.inf, math.inf, center, mean, given.size, symmetric=False)
+        return Interval(-math.inf, math.inf, middle, mean, given.size, symmetric=False)
     first, last = possible[0], possible[-1]
     low = -math.inf if first == 0 else _edge(given, grid[first], grid[first - 1], level)
     high = math.inf if last == grid.size - 1 else _edge(given, grid[last], grid[last + 1], level)
     symmetric = low <= mean <= high and looks_symmetric(given)
-    return Interval(low, high, min(max(center, low), high), mean, given.size, symmetric)
+    return Interval(low, high, min(max(middle, low), high), mean, given.size, symmetric)
 
 
 def least_pairs(level: float = LEVEL) -> int:
@@ -118,7 +118,7 @@ def looks_symmetric(differences: Sequence[float] | np.ndarray) -> bool:
 
     It counts in which triples of them the middle one is nearer to the smallest than to the largest
     (Randles, Fligner, Policello, and Wolfe, https://doi.org/10.1080/01621459.1980.10477439), and
-    takes at most the last 60. It finds 5% of normal samples not symmetric, and is no promise for
+    takes at most the last 60. It finds 5% of normal samples not symmetric, and may miss
     others: a side that rarely collapses looks symmetric until it does.
     """
     given = np.asarray(differences, np.float64)[-_MOST_IN_TRIPLES:]
@@ -140,8 +140,12 @@ def looks_symmetric(differences: Sequence[float] | np.ndarray) -> bool:
     return bool(skew**2 <= _TRIPLES_Z**2 * max(variance, 0.0)) or not skew
 
 
-def _hodges_lehmann(given: np.ndarray) -> float:
-    """Returns the median of the means of all pairs of values, each with itself, too."""
+def center(differences: Sequence[float] | np.ndarray) -> float:
+    """Returns an estimate of the center of symmetry (Hodges and Lehmann).
+
+    It is the median of the means of all pairs of values, each with itself, too.
+    """
+    given = np.asarray(differences, np.float64)
     first, second = np.triu_indices(given.size)
     return float(np.median((given[first] + given[second]) / 2))
 

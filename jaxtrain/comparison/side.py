@@ -12,10 +12,11 @@ of these digests have been examined for an identity.
 """
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,6 @@ At = Literal["steps", "flops"]
 
 _LEAST_STEPS, _MEASURED_S = 5, 5.0
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_NO_LENGTH = ("--loop.epochs", "None", "--loop.tokens_per_param", "None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,40 +145,30 @@ def examine(request: dict[str, Any], send: Any) -> None:
         RunAgain: a temporary failure.
     """
     from jaxtrain import config
+    from jaxtrain.comparison import fit_time
     from jaxtrain.comparison.identities import Identities
-    from jaxtrain.config.mesh_fit import fit_to_present_devices
-    from jaxtrain.distributed import process_group
-    from jaxtrain.jobs import cache, worker_process
-    from jaxtrain.ops import cpu
-    from jaxtrain.xla import gpu_memory, options
 
     typed = [*request["overrides"]]
     run = config.load(request["config"], typed)
     metric, mode = check(run, request["metric"], request["side"])
-    gpu_memory.reserve_memory(os.environ)
-    if request["simulate_devices"] or process_group.will_use_cpu(os.environ):
-        cpu.keep_freed()
-    process_group.connect({}, request["simulate_devices"])
-    process_group.check_accelerator(os.environ)
-    options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-
-    with worker_process.started_by_us():
-        probe = _Probe(fit_to_present_devices(run)[0], lambda line: send({"say": line}))
+    with _devices(run, request) as run:
+        probe = _Probe(run, lambda line: send({"say": line}))
         known = Identities(Path(request["known"]))
-        length: tuple[str, ...] = ()
         step_s = known.step_s(_digest(probe.parts))
         if step_s is None:
             step_s = probe.step_s()
             known.measured(_digest(probe.parts), step_s)
-        wanted = None
+        wanted, length = None, tuple[str, ...]()
         if request["fit_s"] is not None:
             wanted = request["fit_s"] / step_s
         elif request["flops"] is not None:
             wanted = request["flops"] / probe.step_flops
         if wanted is not None:
-            length = _length(run, probe.built.total, max(1, round(wanted)))
-            run = config.load(request["config"], [*typed, *length])
-            probe = _Probe(fit_to_present_devices(run)[0], lambda line: None)
+            length = fit_time.fitted(run, probe.built.total, wanted)
+            probe = _Probe(
+                _fitted_to_devices(config.load(request["config"], [*typed, *length])),
+                lambda line: None,
+            )
     facts = Facts(
         name=run.name,
         seed=run.seed,
@@ -196,12 +186,50 @@ def examine(request: dict[str, Any], send: Any) -> None:
     send({"facts": dataclasses.asdict(facts)})
 
 
-def _length(run: Any, before: int, steps: int) -> tuple[str, ...]:
-    """Returns overrides for a run of other length, whose schedule keeps its shape."""
-    length = ("--loop.steps", str(steps), *_NO_LENGTH)
-    if not run.optim.warmup_steps:
-        return length
-    return (*length, "--optim.warmup_steps", str(max(1, run.optim.warmup_steps * steps // before)))
+def measure(request: dict[str, Any], send: Any) -> None:
+    """Sends ``step_s``, the seconds of a step, and ``length``, the overrides that fit a time.
+
+    Args:
+        request: ``config``, ``overrides``, ``simulate_devices``, ``fit_s``.
+        send: receives them.
+
+    Raises:
+        InputError: the config, the data, or the machine does not fit.
+        RunAgain: a temporary failure.
+    """
+    from jaxtrain import config
+    from jaxtrain.comparison import fit_time
+
+    with _devices(config.load(request["config"], request["overrides"]), request) as run:
+        probe = _Probe(run, lambda line: None)
+        step_s = probe.step_s()
+    length = fit_time.fitted(run, probe.built.total, request["fit_s"] / step_s)
+    send({"step_s": step_s, "length": length})
+
+
+@contextlib.contextmanager
+def _devices(run: Any, request: Mapping[str, Any]) -> Iterator[Any]:
+    """Prepares this process as a run does; yields the config, fitted to the devices."""
+    from jaxtrain.distributed import process_group
+    from jaxtrain.jobs import cache, worker_process
+    from jaxtrain.ops import cpu
+    from jaxtrain.xla import gpu_memory, options
+
+    gpu_memory.reserve_memory(os.environ)
+    if request["simulate_devices"] or process_group.will_use_cpu(os.environ):
+        cpu.keep_freed()
+    process_group.connect({}, request["simulate_devices"])
+    process_group.check_accelerator(os.environ)
+    options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
+    with worker_process.started_by_us():
+        yield _fitted_to_devices(run)
+
+
+def _fitted_to_devices(run: Any) -> Any:
+    """Returns the config with a mesh that fits the devices, if it is automatic."""
+    from jaxtrain.config.mesh_fit import fit_to_present_devices
+
+    return fit_to_present_devices(run)[0]
 
 
 class _Probe:

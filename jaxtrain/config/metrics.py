@@ -73,7 +73,7 @@ METRICS = {
     ),
     "ssim": _quality(
         "max",
-        "structural similarity of the reconstruction",
+        "structural similarity of the reconstruction (Gaussian windows, sigma 1.5)",
         title="SSIM",
         groups=_VALIDATION,
         models=_VIDEO,
@@ -160,7 +160,7 @@ METRICS = {
     ),
 }
 """By name, in the order in which they are shown. ``NAME_std``, where a validation records it, is
-the standard deviation of ``NAME``."""
+the standard deviation of ``NAME`` over videos."""
 
 RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
 _STD = "_std"

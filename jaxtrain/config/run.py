@@ -184,7 +184,8 @@ class Loop:
     eval_every: bounds.Count | None = None
     """Interval between validations, in steps. None turns it off."""
     eval_examples: bounds.Count
-    """Number of validation examples, the same ones each time; if there are fewer, all of them."""
+    """Number of validation examples, the same ones each time; if there are fewer, all of them.
+    Those of videos are evenly over the videos, and metrics are means over videos."""
     hang_timeout_s: bounds.Positive | None = 1800.0
     """Hang detection: seconds without progress after which the run prints its stacks and exits
     with code 75. None turns it off."""

@@ -27,6 +27,8 @@ from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
+from jaxtrain.data.validation import Validated
+from jaxtrain.data.validation_rows import ValidationRows
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.sharding import local_rows
@@ -255,7 +257,7 @@ class ValidationBatches:
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
-        self._rows = sampler.ValidationRows(
+        self._rows = ValidationRows(
             source,
             seed,
             min(examples, len(source)),
@@ -273,6 +275,15 @@ class ValidationBatches:
 
     def __len__(self) -> int:
         return len(self._rows) // self._rows.rows_per_batch
+
+    @property
+    def chosen(self) -> Validated:
+        """Returns the examples."""
+        return self._rows.chosen
+
+    def groups(self, batch: int) -> np.ndarray:
+        """Returns the group of each row of a global batch, such as its video; -1 for none."""
+        return self._rows.groups(batch)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Yields one batch at a time: a caller that stops early has loaded only what it used."""
@@ -301,7 +312,7 @@ class _Blank:
 
 
 def _read(
-    rows: sampler.TrainingRows | sampler.ValidationRows,
+    rows: sampler.TrainingRows | ValidationRows,
     batch: int,
     *,
     workers: int,

@@ -22,7 +22,9 @@ class Source(Protocol):
 
     A source may also have an attribute ``block``: that many successive examples, from a multiple of
     it, are read together, such as the crops of one clip. They stay together in the order, and get
-    equal random numbers.
+    equal random numbers. And it may have a method ``validated``, which chooses the examples of a
+    validation (:func:`jaxtrain.data.validation.validated`), and ``groups``, the number of parts
+    that are independent of each other, such as videos.
     """
 
     @property
@@ -64,6 +66,8 @@ class Sources:
             be used without the data, such as a tokenizer.
         decode: turns token ids into text.
         example_file: path of an input file, on which a user can try the model; may be empty.
+        groups: what the groups of validation examples are, such as videos; "" if each example is
+            one by itself.
     """
 
     train: Source
@@ -74,11 +78,12 @@ class Sources:
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = as_numbers
     example_file: str = ""
+    groups: str = ""
 
     @property
     def small_training(self) -> str:
         """A warning if there are more examples for validation than for training; else ""."""
-        train, val = len(self.train), len(self.val)
+        train, val = (getattr(side, "groups", len(side)) for side in (self.train, self.val))
         if val <= train:
             return ""
         return (

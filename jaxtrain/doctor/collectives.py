@@ -18,9 +18,9 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject
-from jaxtrain.planning import cards
 from jaxtrain.storage import lock
 from jaxtrain.telemetry.formats import counted, large
+from jaxtrain.xla import cards
 
 _AXIS = "devices"
 _TIMES = 5

@@ -105,9 +105,9 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     from jaxtrain.doctor import checkpointing, collectives, data, hosts, machine
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.jobs import cache
-    from jaxtrain.planning import cards
     from jaxtrain.telemetry import hardware
     from jaxtrain.training import run_directory
+    from jaxtrain.xla import cards
 
     run = config.load(request["config"], request["overrides"])
     short = cards.card_of_config(run.name)

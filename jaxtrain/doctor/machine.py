@@ -19,10 +19,10 @@ from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.jobs import limits
-from jaxtrain.planning import cards
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.telemetry.formats import counted, size
 from jaxtrain.telemetry.hardware import Driver, Gpu
+from jaxtrain.xla import cards
 
 LEAST_DRIVER = {12: "525", 13: "580"}
 """CUDA's major version -> the oldest driver on Linux. Source: NVIDIA, CUDA compatibility, minor

@@ -90,7 +90,8 @@ from jaxtrain.ops.chunked_loss import Predictions
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
-"""Metric -> (sum, weight), or (sum, weight, sum of squares); float32 scalars."""
+"""Metric -> (sum, weight), float32 scalars; of a validation also (sum, weight, of examples), with
+float32 [2, B]: each example's sum and weight."""
 Task = Literal["generate", "fill", "reconstruct"]
 
 
@@ -359,8 +360,9 @@ class Model(nnx.Module):
     def evaluate(self, batch: Batch) -> Sums:
         """Computes the validation metrics, among them ``"loss"``.
 
-        Without randomness and augmentation. With a third entry, the sum of squares, ``NAME_std`` is
-        reported beside ``NAME``.
+        Without randomness and augmentation. With a third entry, each example's sum and weight,
+        ``NAME_std`` is reported beside ``NAME``: the standard deviation over the means of groups of
+        examples, such as videos.
         """
         raise NotImplementedError
 

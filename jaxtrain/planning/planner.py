@@ -18,7 +18,6 @@ from jaxtrain.config.mesh_fit import fit_mesh
 from jaxtrain.data.contract import DataConfig, Estimate
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.planning import (
-    cards,
     compilation,
     efficiency,
     fit,
@@ -27,7 +26,7 @@ from jaxtrain.planning import (
     shipped,
 )
 from jaxtrain.storage import addresses
-from jaxtrain.xla import platform, subprocess_worker
+from jaxtrain.xla import cards, platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 _GPUS_PER_NODE = 8

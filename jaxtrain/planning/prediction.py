@@ -15,10 +15,10 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.config.gates import Gate
 from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
-from jaxtrain.planning.cards import Card
 from jaxtrain.planning.compilation import CompiledStep
 from jaxtrain.planning.input_rate import Input
 from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.xla.cards import Card
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 from jaxtrain.xla.step_cost import StepCost, Traffic
 

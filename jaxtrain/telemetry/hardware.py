@@ -32,54 +32,6 @@ import pynvml
 GIB = 2**30
 _MIB = 2**20
 
-# ---- Datasheet peaks, to compare measured rates with
-
-# Parts of the device name that must all match; dense bfloat16 rate per GPU, FLOP/s (most datasheets
-# print the rate with sparsity, twice as high); memory bandwidth, bytes/s. The first match wins.
-_RATES = (
-    (("H100", "PCIE"), 756e12, 2.0e12),
-    (("H100", "NVL"), 835e12, 3.9e12),
-    (("H200", "NVL"), 835e12, 4.8e12),
-    (("H100",), 989e12, 3.35e12),
-    (("H200",), 989e12, 4.8e12),
-    (("GH200",), 989e12, 4.0e12),
-    (("B200",), 2250e12, 8.0e12),
-    (("A100", "40GB"), 312e12, 1.555e12),
-    (("A100", "PCIE"), 312e12, 1.935e12),
-    (("A100",), 312e12, 2.039e12),
-    (("A800", "PCIE"), 312e12, 1.935e12),
-    (("A800",), 312e12, 2.039e12),
-    (("A40",), 149.7e12, 0.696e12),
-    (("A10",), 125e12, 0.6e12),
-    (("A10G",), 70e12, 0.6e12),
-    (("A6000",), 154.8e12, 0.768e12),
-    (("L4",), 121e12, 0.3e12),
-    (("L40S",), 362e12, 0.864e12),
-    (("RTX", "4090"), 165.2e12, 1.008e12),
-    (("RTX", "5090"), 209.5e12, 1.792e12),
-)
-
-
-def memory_bytes_per_second(device_kind: str) -> float | None:
-    """Returns the datasheet bandwidth, bytes/s; None for a device not in the table."""
-    return _rates(device_kind)[1]
-
-
-def peak_bf16_flops(device_kind: str) -> float | None:
-    """Returns the datasheet peak of dense bfloat16 matmuls, FLOP/s; None if not in the table.
-
-    Args:
-        device_kind: ``jax.Device.device_kind``, such as "NVIDIA H100 80GB HBM3".
-    """
-    return _rates(device_kind)[0]
-
-
-def _rates(device_kind: str) -> tuple[float | None, float | None]:
-    parts = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
-    rates = ((flops, moved) for names, flops, moved in _RATES if parts.issuperset(names))
-    return next(rates, (None, None))
-
-
 # ---- NVML, the library that nvidia-smi uses
 
 _SENSORS: dict[str, Callable[[Any, Any], float]] = {

@@ -31,6 +31,7 @@ from jaxtrain.storage.json_lines import JsonLines
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Ended, PhaseEnded, Started, StepCompiled
 from jaxtrain.telemetry.phases import TRAINING
+from jaxtrain.xla import cards
 
 NAME = "history.jsonl"
 
@@ -116,6 +117,6 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
         "data": event.data,
         "flops_per_step": event.cost.model_flops,
         "moved_bytes": event.cost.moved_bytes,
-        "peak_flops": hardware.peak_bf16_flops(kind),
-        "bandwidth": hardware.memory_bytes_per_second(kind),
+        "peak_flops": cards.rates(kind)[0],
+        "bandwidth": cards.rates(kind)[1],
     }

@@ -28,7 +28,7 @@ from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
-from jaxtrain.data import pipeline, worker_count
+from jaxtrain.data import pipeline, validation, worker_count
 from jaxtrain.data.contract import Preparation
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
@@ -62,7 +62,8 @@ from jaxtrain.training.save_policy import (
     describe,
     patience_over,
 )
-from jaxtrain.training.state import State, bytes_per_device, parameter_count
+from jaxtrain.training.state import State
+from jaxtrain.training.state_size import bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
@@ -414,6 +415,8 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
         lambda: data.open(model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
+    if run.loop.eval_every is not None:
+        say(validation.described(sources, run.loop.eval_examples))
     if sources.small_training:
         say(sources.small_training)
     process_group.check_same(

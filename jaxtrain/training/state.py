@@ -7,7 +7,6 @@ again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object 
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -21,7 +20,7 @@ from jax.sharding import NamedSharding
 from jaxtrain.config import param_groups
 from jaxtrain.models.contract import Model
 from jaxtrain.ops.layers import FromFile, PerExample
-from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
+from jaxtrain.sharding import GatheredParam, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
 
@@ -170,11 +169,6 @@ class ModelDefinition:
         return _flatten(extras)
 
 
-def parameter_count(params: Mapping[str, HasShape]) -> int:
-    """Returns the number of elements of all parameters."""
-    return sum(int(np.prod(array.shape)) for array in params.values())
-
-
 def abstract_state(
     definition: ModelDefinition, optimizer: optax.GradientTransformation, rule: ShardingRule
 ) -> State:
@@ -276,19 +270,6 @@ def checksums(file_weights: Mapping[str, np.ndarray]) -> dict[str, str]:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return {part: digest.hexdigest() for part, digest in digests.items()}
-
-
-def bytes_per_device(target: Any) -> int:
-    """Returns the bytes per device of a state, or of any tree of its arrays."""
-    return sum(
-        int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(target)
-    )
-
-
-def total_bytes(target: Any) -> int:
-    """Returns the bytes of a state over all devices, or of any tree of its arrays, each once."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -30,6 +30,7 @@ from jaxtrain.training.run_summary import Results
 from jaxtrain.training.state import State
 from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
+from jaxtrain.xla import cards
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.
 WAIT_FRACTION_TO_MENTION = 0.05
@@ -103,7 +104,7 @@ class StepRecorder:
             run.model.tokens_per_example(),
             model_flops(run.training_model),
             mesh.size,
-            hardware.peak_bf16_flops(jax.devices()[0].device_kind),
+            cards.rates(jax.devices()[0].device_kind)[0],
         )
         self._done = position.done
         self._seen = position.seen

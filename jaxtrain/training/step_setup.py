@@ -30,9 +30,9 @@ from jaxtrain.training.state import (
     State,
     abstract_state,
     jit_init,
-    parameter_count,
     saved_part,
 )
+from jaxtrain.training.state_size import parameter_count
 from jaxtrain.training.step import build_train_step, jit_train_step
 from jaxtrain.xla.step_cost import StepCost
 

@@ -84,6 +84,7 @@ class Evaluator:
         self._baseline: dict[str, float] | None = None
         self._labels = definition.sample_labels(batches.spec)
         self._batches = batches
+        self._groups = int(batches.chosen.groups.max(initial=0)) + 1
         self._decode = decode
         self._target = target
         self._jitted = {name: jitted(name) for name in ("evaluate", "samples", "baseline_sums")}
@@ -127,6 +128,7 @@ class Evaluator:
         averaged: dict[str, float] = {}
         raw: dict[str, float] = {}
         samples: dict[str, np.ndarray | str] = {}
+        of_groups: dict[str, np.ndarray] = {}
         batches = iter(self._batches)
         for number in range(len(self._batches)):
             alive()
@@ -137,7 +139,16 @@ class Evaluator:
                 arrays = jax.device_get(programs["samples"](params, state.extras, batch))
                 samples = {name: self._shown(np.asarray(array)) for name, array in arrays.items()}
             result = jax.device_get(programs["evaluate"](params, state.extras, batch))
-            _add(sums, {name: np.asarray(parts) for name, parts in result.items()})
+            _add(sums, {name: np.asarray(parts[:2]) for name, parts in result.items()})
+            groups = self._batches.groups(number)
+            _add(
+                of_groups,
+                {
+                    name: _by_group(np.asarray(parts[2]), groups, self._groups)
+                    for name, parts in result.items()
+                    if len(parts) > 2
+                },
+            )
             if (
                 number == 0
                 and params.keys()
@@ -154,6 +165,7 @@ class Evaluator:
             self._baseline = _named(self._baseline_of(counted)) if counted else {}
         finished = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         finished |= self._derived(finished)
+        finished |= {f"{name}_std": spread(*parts) for name, parts in of_groups.items()}
         return Validation(_named(finished), samples, self._labels, self._baseline, averaged, raw)
 
     def _shown(self, sample: np.ndarray) -> np.ndarray | str:
@@ -185,20 +197,36 @@ def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
     """Divides sums by weights, once, after all devices and batches.
 
     Args:
-        sums: name -> (sum, weight), or (sum, weight, sum of squares) to also get ``NAME_std``.
+        sums: name -> (sum, weight); what follows them is not used.
 
     Returns:
-        NAME -> sum / weight; NAME_std -> sqrt(squares / weight - mean^2), the population's standard
-        deviation. A weight of zero gives NaN.
+        NAME -> sum / weight. A weight of zero gives NaN.
     """
-    means = {}
-    for name, parts in sums.items():
-        total, weight = float(parts[0]), float(parts[1])
-        mean = total / weight if weight else math.nan
-        means[name] = mean
-        if len(parts) > 2:
-            square = float(parts[2]) / weight if weight else math.nan
-            # Rounding can make a zero variance slightly negative; max() would hide a NaN.
-            variance = square - mean * mean
-            means[f"{name}_std"] = 0.0 if variance < 0 else math.sqrt(variance)
-    return means
+    return {
+        name: float(parts[0]) / float(parts[1]) if parts[1] else math.nan
+        for name, parts in sums.items()
+    }
+
+
+def spread(sums: np.ndarray, weights: np.ndarray) -> float:
+    """Returns the standard deviation over groups of a sample, as `evaluate` has it over videos.
+
+    Args:
+        sums: of each group.
+        weights: of each group; those of weight zero do not count.
+
+    Returns:
+        0 for a single group; NaN for none.
+    """
+    means = sums[weights > 0] / weights[weights > 0]
+    if len(means) < 2:
+        return 0.0 if len(means) else math.nan
+    return float(np.std(means, ddof=1))
+
+
+def _by_group(of_examples: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+    """Sums up values and weights of examples [2, B] by their groups: [2, count]."""
+    known = groups >= 0
+    return np.stack(
+        [np.bincount(groups[known], row[known], minlength=count) for row in of_examples]
+    )

@@ -14,8 +14,8 @@ from training import toy
 
 from jaxtrain.bench import ceilings, measurement
 from jaxtrain.optim.schedule import Schedule
-from jaxtrain.planning import cards, prediction
-from jaxtrain.xla import operations
+from jaxtrain.planning import prediction
+from jaxtrain.xla import cards, operations
 
 AT_ONCE, PAUSE_S = 4, 0.1
 

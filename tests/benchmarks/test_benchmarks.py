@@ -215,3 +215,12 @@ def test_the_check_of_fused_attention_compares_a_model(
         mlm.Config.tiny(), sequence_length=32, hidden=32, layers=1, dropout=0.0
     )
     assert 0 < fused_attention.model_error(attend, small, 4) < 2e-2
+
+
+def test_recorded_answers_of_studies_have_complete_commands(checkout: Path) -> None:
+    """With the limit of pairs and the data; `benchmarks/study.py` records what was typed."""
+    for path in (checkout / "benchmarks" / "studies").glob("*/answers.json"):
+        for name, answer in json.loads(path.read_text()).items():
+            command = answer["command"]
+            assert f"--pairs {len(answer['pairs'])} " in command, name
+            assert "--data.path " in command, name

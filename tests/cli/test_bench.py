@@ -10,7 +10,8 @@ from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
 from jaxtrain.bench import request
-from jaxtrain.planning import cards, efficiency
+from jaxtrain.planning import efficiency
+from jaxtrain.xla import cards
 
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
 

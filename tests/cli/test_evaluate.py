@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -323,3 +324,11 @@ def test_a_wrong_source_or_text_is_one_line(
     printed = capsys.readouterr().err
     assert "is not a list of videos: none of its 200 lines" in printed
     assert printed.count("\n") == 1
+
+
+def test_the_image_of_a_video_with_the_longest_name_is_written(tmp_path: Path) -> None:
+    clip = mock.Mock(video=f"{'é' * 125}.mp4", place=0.5, image=np.zeros((8, 8, 3), np.uint8))
+    clip.rows = ["original"]
+    (path,) = evaluate._draw([clip], tmp_path)
+    assert path.name.startswith("1-éé")
+    assert path.is_file()

@@ -16,9 +16,9 @@ from planning.step_findings import compiled
 from jaxtrain import config, main
 from jaxtrain.cli import plan
 from jaxtrain.config import files
-from jaxtrain.planning import cards, planner, shipped
+from jaxtrain.planning import planner, shipped
 from jaxtrain.planning.compilation import CompiledStep
-from jaxtrain.xla import platform
+from jaxtrain.xla import cards, platform
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ def test_a_commit_is_checked_out_while_it_is_compared(checkout: Path, tmp_path: 
         assert not there.folder.exists()
     assert git(checkout, "worktree", "list").count("\n") == 0
     assert (checkout / "configs" / "small.py").read_text() == "run = 3\n"
-    # What a killed comparison has left, and somebody has edited.
+    # What a killed comparison has left, and a user has edited.
     left = code.checked_out(tmp_path / "code")
     there = left.__enter__()
     Path(there.path_of(config)).write_text("run = 9\n")

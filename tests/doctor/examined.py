@@ -14,8 +14,8 @@ from jaxtrain.cli import command_line
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.subject import Subject
-from jaxtrain.planning import cards
 from jaxtrain.telemetry.hardware import Driver
+from jaxtrain.xla import cards
 
 
 def tiny(*overrides: str) -> config.Run:

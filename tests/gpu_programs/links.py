@@ -7,7 +7,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from jaxtrain.doctor import collectives
-from jaxtrain.planning import cards
+from jaxtrain.xla import cards
 
 
 def test_a_gpu_only_sends_and_receives() -> None:

@@ -14,7 +14,7 @@ from jaxtrain.ops import chunked_loss
 from jaxtrain.optim import build
 from jaxtrain.optim.schedule import Schedule
 from jaxtrain.sharding import ShardingRule
-from jaxtrain.training import state
+from jaxtrain.training import state, state_size
 from jaxtrain.xla import hlo
 
 MODEL = dataclasses.replace(gpt.Config.tiny(), depth=1, width=32, kv_heads=1)
@@ -96,7 +96,7 @@ def test_eight_devices_match_one(alone: dict[str, np.ndarray]) -> None:
         assert error < 1e-3, (name, error)
     found = hlo.collectives(stepper.compiled.as_text(), 8)
     assert "all-to-all" in {one.kind for one in found}  # each complete matrix goes to one device
-    state_bytes = state.bytes_per_device(stepper.target)
+    state_bytes = state_size.bytes_per_device(stepper.target)
     analysis = stepper.compiled.memory_analysis()
     assert analysis.alias_size_in_bytes == state_bytes
 

@@ -17,7 +17,7 @@ from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import llama
 from jaxtrain.optim import build
-from jaxtrain.training import state
+from jaxtrain.training import state, state_size
 
 TINY = llama.Config.tiny()
 BATCH = batch(TINY)
@@ -60,7 +60,7 @@ def test_the_parameter_count_of_the_medium_model() -> None:
     params = state.ModelDefinition(config.load("a6000_medium").model.build).params
     # Table; per layer queries, outputs, keys, values, feed-forward and two norms; the last norm.
     layer = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536 + 2 * 512
-    assert state.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
+    assert state_size.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
 
 
 # ---- dropout ------------------------------------------------------------------------------------

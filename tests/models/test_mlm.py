@@ -18,7 +18,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import masked, mlm, modern_bert
 from jaxtrain.ops import attention, output_layer, per_device
 from jaxtrain.ops.layers import cross_entropy, gelu
-from jaxtrain.training import state
+from jaxtrain.training import state, state_size
 
 TINY = mlm.Config.tiny()
 MODELS: dict[str, Any] = {
@@ -69,7 +69,7 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
 )
 def test_the_parameter_count(name: str, count: int) -> None:
     model = config.named(name).model
-    assert state.parameter_count(state.ModelDefinition(model.build).params) == count
+    assert state_size.parameter_count(state.ModelDefinition(model.build).params) == count
 
 
 def test_a_fraction_of_the_sequence_is_predicted() -> None:
@@ -337,7 +337,7 @@ def test_several_gpus_match_a_cpu(model: Any, shard: str, devices: int) -> None:
 def test_the_parameters_are_as_many_as_in_transformers(sizes: Any, wanted: int) -> None:
     """The base and the large model."""
     model = dataclasses.replace(config.named("ettin_150m_h100_8").model, **sizes)
-    assert state.parameter_count(state.ModelDefinition(model.build).params) == wanted
+    assert state_size.parameter_count(state.ModelDefinition(model.build).params) == wanted
 
 
 def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:

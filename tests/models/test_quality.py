@@ -9,18 +9,21 @@ from jaxtrain.models.video_ae import quality
 
 def ssim_by_windows(x: np.ndarray, y: np.ndarray) -> float:
     """Computes one frame's SSIM from NumPy's mean, variance and covariance per window."""
+    falls = np.exp(-(np.arange(-5, 6) ** 2) / (2 * 1.5**2))
+    weights = np.outer(falls, falls).ravel()
     values = []
     for channel in range(x.shape[2]):
         for row in range(x.shape[0] - 10):
             for column in range(x.shape[1] - 10):
                 a = x[row : row + 11, column : column + 11, channel].ravel()
                 b = y[row : row + 11, column : column + 11, channel].ravel()
-                (var_a, cov), (_, var_b) = np.cov(a, b, ddof=1)
+                (var_a, cov), (_, var_b) = np.cov(a, b, aweights=weights, ddof=0)
+                mean_a, mean_b = np.average((a, b), 1, weights)
                 c1, c2 = 0.01**2, 0.03**2
                 values.append(
-                    (2 * a.mean() * b.mean() + c1)
+                    (2 * mean_a * mean_b + c1)
                     * (2 * cov + c2)
-                    / ((a.mean() ** 2 + b.mean() ** 2 + c1) * (var_a + var_b + c2))
+                    / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
                 )
     return float(np.mean(values))
 

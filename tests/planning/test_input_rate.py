@@ -9,7 +9,7 @@ from jaxtrain import config
 from jaxtrain.planning import input_rate
 from jaxtrain.planning.input_rate import Host
 
-RUN = config.load("h100_8")  # 128 clips of 12x480x720
+RUN = config.load("h100_8", ["--model.frames", "12"])  # 128 clips of 12x480x720
 STEP = (0.17, 0.42)
 ON_DEVICE = ["--data.convert_on", "device"]
 DEVICE = config.load("h100_8", ON_DEVICE)

@@ -10,10 +10,11 @@ from planning.step_findings import compiled, traffic
 
 from jaxtrain import config
 from jaxtrain.data.contract import Estimate
-from jaxtrain.planning import cards, input_rate, planner, prediction, report
+from jaxtrain.planning import input_rate, planner, prediction, report
 from jaxtrain.planning.compilation import CompiledStep, Temporary
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.xla import cards
 from jaxtrain.xla.operations import Work
 
 H100 = cards.card("h100")

@@ -29,7 +29,7 @@ from jaxtrain.telemetry.events import (
 )
 from jaxtrain.telemetry.line_files import LogFile
 from jaxtrain.telemetry.throughput import Window
-from jaxtrain.training.validation import weighted_means
+from jaxtrain.training.validation import spread, weighted_means
 
 LINE = {
     "train/loss": 0.12,
@@ -358,12 +358,16 @@ def test_window() -> None:
 def test_weighted_means_divide_once() -> None:
     values = np.array([1.0, 2.0, 6.0])
     weights = np.array([1.0, 1.0, 0.0])  # the last row is padding
-    sums = (values @ weights, weights.sum(), (values**2) @ weights)
-    found = weighted_means({"psnr": sums, "loss": sums[:2]})
-    assert found == pytest.approx({"psnr": 1.5, "psnr_std": 0.5, "loss": 1.5})
-    assert weighted_means({"x": (0.3, 3.0, 0.03 - 1e-9)})["x_std"] == 0.0  # not the root of -1e-10
+    assert weighted_means({"psnr": (values @ weights, weights.sum())}) == {"psnr": 1.5}
     assert math.isnan(weighted_means({"x": (0.0, 0.0)})["x"])
-    assert math.isnan(weighted_means({"x": (math.nan, 1.0, math.nan)})["x_std"])
+
+
+def test_the_spread_is_over_the_means_of_groups() -> None:
+    sums, weights = np.array([1.0, 6.0, 0.0, 0.5]), np.array([1.0, 2.0, 0.0, 0.5])
+    assert spread(sums, weights) == pytest.approx(np.std([1.0, 3.0, 1.0], ddof=1))
+    assert spread(sums[:1], weights[:1]) == 0.0
+    assert math.isnan(spread(sums[2:3], weights[2:3]))
+    assert math.isnan(spread(np.array([math.nan, 1.0]), np.ones(2)))
 
 
 class Tracker:

@@ -24,22 +24,6 @@ def no_nvml() -> Nvml:
     return Nvml(fails=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
-@pytest.mark.parametrize(
-    ("kind", "teraflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA A800-SXM4-80GB", 312),
-        ("NVIDIA A10", 125),
-        ("NVIDIA A10G", 70),
-        ("cpu", None),
-    ],
-)
-def test_matmul_peaks(kind: str, teraflops: float | None) -> None:
-    expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
-    assert hardware.peak_bf16_flops(kind) == expected
-
-
 A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
 
 

@@ -17,7 +17,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.training import first_state, step_setup
 from jaxtrain.training.model_flops import model_flops
-from jaxtrain.training.state import ModelDefinition, bytes_per_device
+from jaxtrain.training.state import ModelDefinition
+from jaxtrain.training.state_size import bytes_per_device
 from jaxtrain.xla import flops
 
 FROZEN = toy.Config(freeze=("blocks.0",))

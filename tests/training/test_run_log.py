@@ -12,7 +12,7 @@ from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import RUN_AGAIN, InputError, Stopped
+from jaxtrain.errors import RUN_AGAIN, BadSteps, InputError, Stopped
 from jaxtrain.telemetry import history
 from jaxtrain.telemetry.console import Console
 from jaxtrain.training.run_log import RunLog
@@ -58,6 +58,19 @@ def test_an_error_is_logged_once_before_the_files_are_copied(tmp_path: Path) -> 
     assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
     log.__exit__(InputError, error, None)
     assert (tmp_path / "log.txt").read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("error", "diverged"), [(BadSteps("10 bad steps"), True), (InputError("no data"), False)]
+)
+def test_the_history_says_whether_a_run_diverged(
+    tmp_path: Path, error: InputError, diverged: bool
+) -> None:
+    log, _, _ = begin(tmp_path)
+    log.failed(type(error), error, None)
+    last = json.loads((tmp_path / history.NAME).read_text().splitlines()[-1])
+    assert (last["code"], last.get("diverged", False)) == (2, diverged)
+    log.__exit__(type(error), error, None)
 
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:

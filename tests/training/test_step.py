@@ -13,7 +13,7 @@ import pytest
 from training import toy
 
 from jaxtrain import config
-from jaxtrain.training.state import bytes_per_device
+from jaxtrain.training.state_size import bytes_per_device
 
 
 @functools.cache

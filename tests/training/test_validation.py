@@ -15,6 +15,7 @@ from flax import nnx
 from training import toy
 
 from jaxtrain import config
+from jaxtrain.data import validation
 from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
@@ -49,11 +50,11 @@ class _Judge(Model):
         moved = batch["x"] @ self.kernel[...] + self.bias[...][None]
         error = jnp.square(moved - batch["y"]).mean(-1)
         weight = batch["weight"]
-        total, squares = (error * weight).sum(), (jnp.square(error) * weight).sum()
+        total = (error * weight).sum()
         half = 0.5 * weight  # a metric may have other weights
         return {
             "loss": (total, weight.sum()),
-            "error": (total, weight.sum(), squares),
+            "error": (total, weight.sum(), jnp.stack([error * weight, weight])),
             "half": ((error * half).sum(), half.sum()),
         }
 
@@ -140,7 +141,7 @@ def by_hand(state: State, indices: list[int]) -> dict[str, float]:
     return {
         "val/loss": mean,
         "val/error": mean,
-        "val/error_std": np.std(errors),
+        "val/error_std": np.std(errors, ddof=1),
         "val/half": mean,
         "val/doubled": 2 * mean,
     }
@@ -235,3 +236,28 @@ def test_a_stop_does_not_wait_for_the_compilation(
     go_on.set()
     assert evaluator(judge.state, toy.Never()) is not None
     assert not options.still_compiling()
+
+
+@dataclasses.dataclass
+class Grouped(Rows):
+    """Six examples of three groups, such as videos, of which one has four."""
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return row(index)
+
+    def validated(self, count: int) -> validation.Validated:
+        groups = np.array([0, 0, 0, 0, 1, 2])
+        return validation.Validated(
+            np.arange(6), np.float32([0.25, 0.25, 0.25, 0.25, 1, 1]), groups[:count]
+        )
+
+
+def test_metrics_are_means_over_groups(judge: Trained, tmp_path: Path) -> None:
+    found = judge.evaluator(Grouped(6), 6, tmp_path)(judge.state, toy.Never())
+    assert found is not None
+    kernel, bias = (np.asarray(judge.state.params[name], np.float64) for name in ("kernel", "bias"))
+    errors = [np.square(one["x"] @ kernel + bias - one["y"]).mean() for one in map(row, range(6))]
+    groups = [np.mean(errors[:4]), errors[4], errors[5]]
+    assert found.values["val/error"] == pytest.approx(np.mean(groups), rel=1e-5)
+    assert found.values["val/loss"] == pytest.approx(np.mean(groups), rel=1e-5)
+    assert found.values["val/error_std"] == pytest.approx(np.std(groups, ddof=1), rel=1e-5)

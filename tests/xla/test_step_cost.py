@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from training import toy
 
-from jaxtrain.planning import cards, prediction
+from jaxtrain.planning import prediction
+from jaxtrain.xla import cards
 from jaxtrain.xla.hlo import Array, Collective
 from jaxtrain.xla.step_cost import StepCost, axis_of, traffic
 

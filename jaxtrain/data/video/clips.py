@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from av.video.frame import VideoFrame
 
+from jaxtrain.data.validation import Validated
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import pieces
 from jaxtrain.data.video.latents import LatentStore
@@ -41,7 +42,7 @@ class Clips:
             worker that unpickles it would import jax.
         crop_of: height and width of the clip that an example is a crop of; None if it is the clip.
         videos: the videos.
-        train: whether to cut and augment at random; otherwise clips are cut from the middle and are
+        train: whether to cut and augment at random; otherwise clips are of consecutive frames, and
             not augmented.
         latents: a teacher's latents of fixed windows, or None.
         plane_size: height and width of the planes that the device resizes and converts; None does
@@ -66,20 +67,56 @@ class Clips:
     @property
     def fingerprint(self) -> str:
         """Returns a hex digest of the videos, of their pieces, and of clips per video."""
-        if self.config.windows == "fixed":
+        if not self._is_random:
             taught = None if self.latents is None else self.latents.teacher
-            return cache.digest(self.videos.content, "fixed", self.frames, taught)
+            kind = "fixed" if self.config.windows == "fixed" else "validated"
+            return cache.digest(self.videos.content, kind, self.frames, taught)
         crops = (self.block,) if self.block > 1 else ()
         return cache.digest(self.videos.content, self._clips, *crops)
 
     @property
+    def groups(self) -> int:
+        """Returns the number of videos: clips of one are not independent of each other."""
+        return len(self.videos)
+
+    @property
+    def _is_random(self) -> bool:
+        """Whether clips are cut at random; otherwise an index stands for a place in a video."""
+        return self.train and self.config.windows == "random"
+
+    @property
     def _clips(self) -> int:
-        return self.config.clips_per_video if self.train else 1
+        return self.config.clips_per_video
 
     def __len__(self) -> int:
-        if self.config.windows == "fixed":
-            return int(self._ends[-1])
-        return len(self.videos) * self._clips * self.block
+        if self._is_random:
+            return len(self.videos) * self._clips * self.block
+        return int(self._ends[-1])
+
+    def validated(self, count: int) -> Validated:
+        """Returns clips for a validation, evenly over the videos: a mean over videos.
+
+        With fewer clips than videos, the videos are evenly chosen. With more, no video has two more
+        than another that has further clips. Those of a video are evenly spaced and do not overlap,
+        and :func:`jaxtrain.data.video.evaluation_clips.choose` has the same places.
+        """
+        most = self.videos.windows(self.frames)
+        shares = _shares(most, count)
+        places = np.diff(self._ends, prepend=0)
+        indices, numbers = [], np.flatnonzero(shares)
+        for number in numbers.tolist():
+            share, size = int(shares[number]), int(places[number])
+            first = int(self._ends[number]) - size
+            at = (np.arange(share) + 0.5) / share
+            fixed = self.config.windows == "fixed"
+            inside = np.floor(at * size) if fixed else np.round(at * (size - 1))
+            indices.append(first + inside.astype(np.int64))
+        of_videos = shares[numbers]
+        return Validated(
+            np.concatenate(indices),
+            np.repeat(1 / of_videos, of_videos).astype(np.float32),
+            np.repeat(numbers, of_videos),
+        )
 
     def windows(self, video: Video) -> int:
         """Returns a video's number of fixed, consecutive windows in its pieces."""
@@ -87,8 +124,14 @@ class Clips:
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
-        """Returns the cumulative number of windows, one for each video."""
-        return np.cumsum(self.videos.windows(self.frames))
+        """Returns the cumulative number of places of clips, one for each video.
+
+        They are fixed windows, or, to validate a run with random ones, all frames where a clip can
+        begin.
+        """
+        if self.config.windows == "fixed":
+            return np.cumsum(self.videos.windows(self.frames))
+        return np.cumsum(self.videos.starts(self.frames))
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Loads one clip.
@@ -102,10 +145,10 @@ class Clips:
         Raises:
             BadExample: a piece is damaged or missing, or too short for a clip.
         """
-        if self.config.windows == "fixed":
+        if not self._is_random:
             return self._fixed(index)
         clip, number = divmod(index, self.block)
-        draws = rng.random((self.block, _DRAWS)) if self.train else np.full((1, _DRAWS), 0.5)
+        draws = rng.random((self.block, _DRAWS))
         if self.block == 1:
             return self._crops(clip, draws)[0]
         key = (clip, draws.tobytes())
@@ -125,7 +168,7 @@ class Clips:
         piece, numbers = self._choose(video, draws[0, :2])
         positions = [self._position(piece, row) for row in draws]
         examples = self._read(piece, numbers, positions)
-        factors = [self._augment(row[6:]) if self.train else IDENTITY for row in draws]
+        factors = [self._augment(row[6:]) for row in draws]
         return [
             example | {"augment": np.asarray(augment, np.float32)}
             for example, augment in zip(examples, factors, strict=True)
@@ -144,8 +187,6 @@ class Clips:
         return [cut.arrays() for cut in cuts]
 
     def _position(self, piece: Piece, draws: np.ndarray) -> video_frames.CropPosition:
-        if not self.train:
-            return video_frames.CropPosition()
         least, largest = self.config.min_crop_scale, self.config.max_crop_scale
         scale = (least + (largest - least) * draws[2]) * self._part_of_largest(piece)
         return video_frames.CropPosition(
@@ -179,11 +220,12 @@ class Clips:
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
         number = int(np.searchsorted(self._ends, index, side="right"))
         video = self.videos[number]
-        window = index - int(self._ends[number]) + self.windows(video)
-        (example,) = self._read(*self._window(video, window), [video_frames.CropPosition()])
+        place = index - (int(self._ends[number - 1]) if number else 0)
+        at = self._window if self.config.windows == "fixed" else self._from
+        (example,) = self._read(*at(video, place), [video_frames.CropPosition()])
         example["augment"] = np.asarray(IDENTITY, np.float32)
         if self.latents is not None:
-            example["latents"] = self.latents.load(video, window)
+            example["latents"] = self.latents.load(video, place)
         return example
 
     def pixels(self, video: Video, window: int) -> np.ndarray:
@@ -207,6 +249,15 @@ class Clips:
             window -= piece.frames // self.frames
         raise IndexError(f"{video.name} has no window {window}")
 
+    def _from(self, video: Video, start: int) -> tuple[Piece, list[int]]:
+        """Returns the piece of a clip by where it begins, and its frames."""
+        for piece in video.pieces:
+            inside = max(piece.frames - self.frames + 1, 0)
+            if start < inside:
+                return piece, list(range(start, start + self.frames))
+            start -= inside
+        raise IndexError(f"{video.name} has no clip there")
+
     def _choose(self, video: Video, draws: np.ndarray) -> tuple[Piece, list[int]]:
         """Returns a piece of a video and the numbers of a clip's frames in it.
 
@@ -225,7 +276,7 @@ class Clips:
         if lengths.max() < count:
             raise BadExample(video.path, f"has no {count} frames in a row, as a clip needs")
         least, largest = self.config.min_frame_delta, self.config.max_frame_delta
-        delta = _pick(least, largest, draws[0]) if self.train else least
+        delta = _pick(least, largest, draws[0])
         delta = min(delta, (int(lengths.max()) - 1) // max(count - 1, 1))
         starts = np.cumsum(np.maximum(lengths - (count - 1) * delta, 0))
         start = _pick(0, int(starts[-1]) - 1, draws[1])
@@ -249,6 +300,25 @@ class Clips:
             low, high = config.blur_sigma
             sigma = low + (high - low) * draws[5] / config.blur_probability
         return (*jitter, sigma)
+
+
+def _shares(most: np.ndarray, count: int) -> np.ndarray:
+    """Returns how many clips each video validates, at most `most`: as equally many as possible."""
+    videos = len(most)
+    count = min(count, int(most.sum()))
+    shares = np.zeros(videos, np.int64)
+    left = count
+    while left:
+        able = np.flatnonzero(shares < most)
+        each = left // len(able)
+        if each:
+            added = np.minimum(most[able] - shares[able], each)
+            shares[able] += added
+            left -= int(added.sum())
+        else:  # of these, some evenly chosen ones have one more
+            shares[able[np.arange(left) * len(able) // left]] += 1
+            left = 0
+    return shares
 
 
 def _pick(least: int, largest: int, draw: float) -> int:

@@ -76,7 +76,8 @@ class Config(DataConfig):
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
     clips_per_video: bounds.Count = 1
-    """Training clips per video and epoch, each at a random position and decoded by itself."""
+    """Training clips per video and epoch, each at a random position and decoded by itself. So a
+    film counts as much as a short clip; with windows fixed, each counts by its length."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
@@ -352,6 +353,7 @@ class Config(DataConfig):
             files=files,
             example_file=_file_of(self.val_path or path, splits[1][0].name),
             bad=tuple(bad),
+            groups="videos",
             summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames in pieces, "
             f"{len(train):,} train / {len(val):,} val",
         )

@@ -756,11 +756,16 @@ class Table:
         """Returns each video's number of consecutive windows in its pieces."""
         return self._reduced(np.add, frames)
 
-    def _reduced(self, by: np.ufunc, unit: int) -> np.ndarray:
+    def starts(self, frames: int) -> np.ndarray:
+        """Returns each video's number of places in its pieces where a clip can begin."""
+        return self._reduced(np.add, 1, less=frames - 1)
+
+    def _reduced(self, by: np.ufunc, unit: int, less: int = 0) -> np.ndarray:
         if not self.length:
             return np.zeros(0, np.int64)
         frames = numbers_of(self._path(_PIECES), _PIECE)["frames"].astype(np.int64)
-        result: np.ndarray = by.reduceat(frames // unit, self.rows["first"].astype(np.int64))
+        counts = np.maximum(frames - less, 0) // unit
+        result: np.ndarray = by.reduceat(counts, self.rows["first"].astype(np.int64))
         return result
 
     def video(self, number: int) -> Video:
@@ -866,6 +871,11 @@ class Videos:
         """Returns each video's number of consecutive windows in its pieces."""
         windows: np.ndarray = self.table.windows(frames)[self.chosen]
         return windows
+
+    def starts(self, frames: int) -> np.ndarray:
+        """Returns each video's number of places in its pieces where a clip can begin."""
+        starts: np.ndarray = self.table.starts(frames)[self.chosen]
+        return starts
 
     @property
     def chosen(self) -> np.ndarray:

@@ -250,7 +250,7 @@ class Reconstruction(Model):
         return total, weight, metrics
 
     def evaluate(self, batch: Batch) -> Sums:
-        """Computes `loss` over clips, without adversary; `psnr`, `ssim`, `lpips` over frames."""
+        """Computes `loss`, without adversary, `psnr`, `ssim`, and `lpips` of clips."""
         weight_B = batch["weight"]
         out = self._outputs(_to_float(batch["video"]), batch)
         weight = weight_B.sum()
@@ -394,7 +394,6 @@ def _to_float(video: jax.Array) -> jax.Array:
 
 
 def _frame_sums(value_BT: jax.Array, weight_B: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns sum, weight, and sum of squares over frames."""
-    weight_BT = jnp.broadcast_to(weight_B[:, None], value_BT.shape)
-    weighted = value_BT * weight_BT
-    return weighted.sum(), weight_BT.sum(), (weighted * value_BT).sum()
+    """Returns sum and weight over clips of the means of their frames, and those of each clip."""
+    value_B = value_BT.mean(1) * weight_B
+    return value_B.sum(), weight_B.sum(), jnp.stack([value_B, weight_B])

@@ -10,7 +10,8 @@ from jaxtrain import config
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.terminal import Say
-from jaxtrain.training.state import State, bytes_per_device
+from jaxtrain.training.state import State
+from jaxtrain.training.state_size import bytes_per_device
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data import video
+from jaxtrain.data import validation, video
 from jaxtrain.data.video import pieces
 from jaxtrain.errors import BadExample, InputError
 
@@ -49,7 +49,11 @@ def _numbers(example: dict[str, np.ndarray]) -> list[int]:
 
 def test_the_content_of_an_example(data: Path) -> None:
     sources = _open(data)
-    assert (len(sources.train), len(sources.val), sources.files, sources.bad) == (5, 1, 6, ())
+    assert (len(sources.train), sources.val.groups, sources.files, sources.bad) == (5, 1, 6, ())
+    assert len(sources.val) == 25  # a clip of 6 of 30 frames begins at one of these
+    assert validation.described(sources, 9) == (
+        "5 examples validate, of 1 videos; metrics are means over videos"
+    )
     assert sources.summary == "6 videos (6 good), 180 frames in pieces, 5 train / 1 val"
     for source in (sources.train, sources.val):
         example = source.example(0, _rng(0))
@@ -80,7 +84,8 @@ def test_validation_clips_are_centered_and_not_augmented(data: Path) -> None:
     val = _open(data, min_frame_delta=2, max_frame_delta=4, jitter_probability=1.0).val
     one, two = val.example(0, _rng(1)), val.example(0, _rng(2))
     np.testing.assert_array_equal(one["video"], two["video"])
-    assert _numbers(one) == [10, 12, 14, 16, 18, 20]
+    chosen = val.validated(1)
+    assert _numbers(val.example(int(chosen.indices[0]), _rng(0))) == [12, 13, 14, 15, 16, 17]
     np.testing.assert_array_equal(one["augment"], np.array([1, 1, 1, 0, 0], np.float32))
 
 
@@ -88,7 +93,7 @@ def test_clips_per_video_multiply_training_only(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = _open(data, clips_per_video=3, **PLAIN)
-    assert (len(sources.train), len(sources.val)) == (15, 1)
+    assert (len(sources.train), sources.val.groups) == (15, 1)
     paths = [video.pieces[0].path for video in sources.train.videos]
     asked: list[str] = []
 
@@ -106,7 +111,7 @@ def test_clips_per_video_multiply_training_only(
 
 def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
     settings: dict[str, Any] = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.05}
-    settings |= {"blur_probability": 0.3, "blur_sigma": (0.5, 2.0)}
+    settings |= {"jitter_probability": 0.7, "blur_probability": 0.3, "blur_sigma": (0.5, 2.0)}
     train = _open(data, model=sample.model(frames=2, height=16, width=16), **settings).train
     drawn = np.stack([train.example(0, _rng(seed))["augment"] for seed in range(400)])
     jittered = np.any(drawn[:, :4] != (1, 1, 1, 0), axis=1)

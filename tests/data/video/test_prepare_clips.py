@@ -256,7 +256,7 @@ def test_a_folder_becomes_a_set_and_a_report(source: Path, tmp_path: Path) -> No
     model = sample.model(height=32, width=48)
     sources = sample.opened(out, tmp_path / "cache", model, convert_on="host")
     assert (sources.files, sources.bad) == (3, ())  # named by the command
-    assert [len(source) for source in (sources.train, sources.val)] == [2, 1]
+    assert [source.groups for source in (sources.train, sources.val)] == [2, 1]
     assert all(video.rate == 25 for video in sources.train.videos)
     example = sources.train.example(0, np.random.default_rng(0))
     assert example["video"].shape == (6, 32, 48, 3)

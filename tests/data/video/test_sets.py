@@ -22,6 +22,7 @@ from obstore.store import LocalStore
 from jaxtrain.cli import command_line
 from jaxtrain.data import sampler, video
 from jaxtrain.data.source import Sources
+from jaxtrain.data.video import clips as clips_module
 from jaxtrain.data.video import files, pieces, sets
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.pieces import Settings
@@ -719,14 +720,40 @@ def test_all_clips_of_a_video_are_equally_likely(tmp_path: Path, lengths: tuple[
         assert {each: chosen.count(each) for each in chosen} == dict.fromkeys(every, 3)
 
 
-def test_a_validation_clip_is_in_the_middle_of_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("most", "count", "shares"),
+    [
+        ([1, 1, 9, 3], 4, [1, 1, 1, 1]),
+        ([1, 1, 9, 3], 6, [1, 1, 2, 2]),
+        ([1, 1, 9, 3], 9, [1, 1, 4, 3]),
+        ([1, 1, 9, 3], 99, [1, 1, 9, 3]),
+        ([5, 5, 5, 5, 5, 5], 3, [1, 0, 1, 0, 1, 0]),
+    ],
+)
+def test_clips_of_a_validation_are_evenly_over_the_videos(
+    most: list[int], count: int, shares: list[int]
+) -> None:
+    assert clips_module._shares(np.array(most), count).tolist() == shares
+
+
+@pytest.mark.parametrize("windows", ["random", "fixed"])
+def test_the_clips_of_a_video_count_as_one(tmp_path: Path, windows: Any) -> None:
+    source = dataclasses.replace(clips_of(tmp_path, 3, windows=windows), train=False)
+    chosen = source.validated(7)
+    assert chosen.groups.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    np.testing.assert_allclose(np.bincount(chosen.groups, chosen.weights), 1)
+    assert chosen.indices.max() < len(source)
+    assert len(np.unique(chosen.indices)) == 7
+
+
+def test_a_clip_of_a_validation_is_inside_of_a_piece(tmp_path: Path) -> None:
     clips = dataclasses.replace(clips_of(tmp_path, 3), train=False)
-    middle = np.array([0.5, 0.5])
-    assert clips._choose(lengths_of(16), middle)[1] == [5, 6, 7, 8, 9, 10]
-    one = lengths_of(10, 20, 10)
-    assert clips._choose(one, middle) == (one.pieces[1], [7, 8, 9, 10, 11, 12])
-    with pytest.raises(BadExample, match="has no 6 frames in a row, as a clip needs"):
-        clips._choose(lengths_of(5, 5), middle)
+    one = lengths_of(10, 20, 5, 10)  # 5, 15, 0, and 5 places
+    assert clips._from(one, 4) == (one.pieces[0], [4, 5, 6, 7, 8, 9])
+    assert clips._from(one, 5) == (one.pieces[1], [0, 1, 2, 3, 4, 5])
+    assert clips._from(one, 20) == (one.pieces[3], [0, 1, 2, 3, 4, 5])
+    with pytest.raises(IndexError):
+        clips._from(one, 25)
 
 
 def test_a_set_in_a_bucket_is_fetched_once(

@@ -1,17 +1,17 @@
 """The meter and its statistics; the command is tested in tests/cli/test_evaluate.py."""
 
-from jaxtrain.inference import compare
+from jaxtrain.inference import evaluation
 
 
-def measured(video: str, *values: float) -> compare.ClipMetrics:
-    return compare.ClipMetrics(
+def measured(video: str, *values: float) -> evaluation.ClipMetrics:
+    return evaluation.ClipMetrics(
         video=video, place=0.5, values=tuple({"psnr": value} for value in values)
     )
 
 
 def test_clips_of_one_video_count_as_one() -> None:
     clips = [measured("a", 1, 2), measured("a", 3, 6), measured("b", 8, 8)]
-    found = compare.compare(clips, ["psnr", "ssim"])
+    found = evaluation.evaluation(clips, ["psnr", "ssim"])
     assert (found.videos, found.clips) == (2, 3)
     assert list(found.estimates) == ["psnr"]  # no clip has an SSIM
     first, second = found.estimates["psnr"]
@@ -22,10 +22,10 @@ def test_clips_of_one_video_count_as_one() -> None:
 
 def test_an_interval_ends_where_the_metric_does() -> None:
     clips = [
-        compare.ClipMetrics(video=name, place=0.5, values=({"ssim": value, "lpips": 1 - value},))
+        evaluation.ClipMetrics(video=name, place=0.5, values=({"ssim": value, "lpips": 1 - value},))
         for name, value in (("a", 0.7), ("b", 1.0))
     ]
-    found = compare.compare(clips, ["ssim", "lpips"])
+    found = evaluation.evaluation(clips, ["ssim", "lpips"])
     ((ssim,), (lpips,)) = found.estimates.values()
     assert ssim.high == 1.0
     assert lpips.low == 0.0

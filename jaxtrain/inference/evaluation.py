@@ -335,7 +335,7 @@ def _begin(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Evaluation:
     """Statistics over the measured videos.
 
     Clips of one video are not independent, so the sample is the videos, and those of ``prepare
@@ -354,7 +354,7 @@ class Comparison:
     differences: dict[str, dict[tuple[int, int], Difference]]
 
 
-def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison:
+def evaluation(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Evaluation:
     """Computes the statistics of measured clips.
 
     Args:
@@ -380,7 +380,7 @@ def compare(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Comparison
             for i in range(models)
             for j in range(i + 1, models)
         }
-    return Comparison(
+    return Evaluation(
         videos=len({clip.video for clip in measured}),
         clips=len(measured),
         estimates=estimates,

@@ -1,0 +1,341 @@
+"""NVIDIA's GPUs: their rates, and their descriptions for XLA, with the source of every figure.
+
+Sources: [D] NVIDIA's datasheet of the card; [W] NVIDIA's architecture white paper (Ampere GA100,
+GA102, Ada AD102, Hopper GH100, Blackwell RTX); [X] the descriptions that XLA itself ships
+(xla/backends/gpu/target_config/specs: a100_sxm_40, a100_sxm_80, h100_pcie, b200), in place of [W]
+for these cards; [P] CUDA C++ programming guide, table of technical specifications by compute
+capability; [S] total memory as nvidia-smi prints it; [A] an assumption, labeled as such wherever it
+is used.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.config import bounds, field_values
+from jaxtrain.errors import InputError
+from jaxtrain.storage.atomic import expanded
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One kind of GPU.
+
+    Attributes:
+        name: as printed by jax and nvidia-smi.
+        bf16_flops: dense matmul peak with float32 accumulation, FLOP/s [D]; most datasheets print
+            the rate with sparsity, twice as high.
+        memory_rate: memory-bandwidth peak, bytes/s [D].
+        memory: total bytes [S].
+        capability: compute capability.
+        cores: streaming multiprocessors [W].
+        clock_ghz: boost clock [D].
+        l2: second-level cache, bytes [W].
+        link_rate: one-way bytes/s to another GPU of the same node.
+        node_rate: one-way bytes/s per GPU to another node [A].
+        link: describes the links behind both rates.
+    """
+
+    name: str
+    bf16_flops: float
+    memory_rate: float
+    memory: int
+    capability: tuple[int, int]
+    cores: int
+    clock_ghz: float
+    l2: int
+    link_rate: float
+    node_rate: float
+    link: str
+
+
+# One-way bytes/s to another GPU of the node and, per GPU, to another node; and their description.
+_ADAPTER = "one 400 Gb/s adapter per GPU between nodes [A]"
+_SHARED = "one 100 Gb/s adapter for 8 GPUs between nodes [A]"
+_HDR = "one 200 Gb/s adapter per GPU between nodes [A]"
+_NVLINK_3 = (300e9, 25e9, f"NVLink 3, 600 GB/s both ways [D]; {_HDR}")
+_NVLINK_3_A800 = (200e9, 25e9, f"NVLink 3, 400 GB/s both ways [D]; {_HDR}")
+_NVLINK_4 = (450e9, 50e9, f"NVLink 4, 900 GB/s both ways [D]; {_ADAPTER}")
+_NVLINK_5 = (900e9, 50e9, f"NVLink 5, 1,800 GB/s both ways [D]; {_ADAPTER}")
+_PCIE_4 = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink [D]; {_SHARED}")
+_PCIE_4_BRIDGE = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink bridge [A]; {_SHARED}")
+_PCIE_5 = (63e9, 1.56e9, f"PCIe 5 x16 [D]; {_SHARED}")
+_PCIE_5_BRIDGE = (
+    63e9,
+    6.25e9,
+    "PCIe 5 x16, no NVLink bridge [A]; one 400 Gb/s adapter for 8 GPUs between nodes [A]",
+)
+
+# Short name: name, TFLOP/s, TB/s, memory, compute capability, multiprocessors, GHz, second-level
+# cache, links. Of the names that a device's has all words of, the first counts.
+CARDS = {
+    "a10": Card("NVIDIA A10", 125e12, 0.6e12, 23028 * MIB, (8, 6), 72, 1.695, 6 * MIB, *_PCIE_4),
+    "a10g": Card("NVIDIA A10G", 70e12, 0.6e12, 23028 * MIB, (8, 6), 80, 1.71, 6 * MIB, *_PCIE_4),
+    "a40": Card(
+        "NVIDIA A40", 149.7e12, 0.696e12, 46068 * MIB, (8, 6), 84, 1.74, 6 * MIB, *_PCIE_4_BRIDGE
+    ),
+    "a6000": Card(
+        "NVIDIA RTX A6000",
+        154.8e12,
+        0.768e12,
+        49140 * MIB,
+        (8, 6),
+        84,
+        1.8,
+        6 * MIB,
+        *_PCIE_4_BRIDGE,
+    ),
+    "a100-40gb": Card(
+        "NVIDIA A100-SXM4-40GB",
+        312e12,
+        1.555e12,
+        40960 * MIB,
+        (8, 0),
+        108,
+        1.41,
+        40 * MIB,
+        *_NVLINK_3,
+    ),
+    "a100-pcie": Card(
+        "NVIDIA A100 80GB PCIe",
+        312e12,
+        1.935e12,
+        81920 * MIB,
+        (8, 0),
+        108,
+        1.41,
+        40 * MIB,
+        *_PCIE_4_BRIDGE,
+    ),
+    "a100": Card(
+        "NVIDIA A100-SXM4-80GB",
+        312e12,
+        2.039e12,
+        81920 * MIB,
+        (8, 0),
+        108,
+        1.41,
+        40 * MIB,
+        *_NVLINK_3,
+    ),
+    "a800-pcie": Card(
+        "NVIDIA A800 80GB PCIe",
+        312e12,
+        1.935e12,
+        81920 * MIB,
+        (8, 0),
+        108,
+        1.41,
+        40 * MIB,
+        *_PCIE_4_BRIDGE,
+    ),
+    "a800": Card(
+        "NVIDIA A800-SXM4-80GB",
+        312e12,
+        2.039e12,
+        81920 * MIB,
+        (8, 0),
+        108,
+        1.41,
+        40 * MIB,
+        *_NVLINK_3_A800,
+    ),
+    "h100-pcie": Card(
+        "NVIDIA H100 PCIe",
+        756e12,
+        2.0e12,
+        81559 * MIB,
+        (9, 0),
+        114,
+        1.755,
+        50 * MIB,
+        *_PCIE_5_BRIDGE,
+    ),
+    "h100-nvl": Card(
+        "NVIDIA H100 NVL",
+        835e12,
+        3.9e12,
+        95830 * MIB,
+        (9, 0),
+        132,
+        1.785,
+        50 * MIB,
+        *_PCIE_5_BRIDGE,
+    ),
+    "h100": Card(
+        "NVIDIA H100 80GB HBM3",
+        989e12,
+        3.35e12,
+        81559 * MIB,
+        (9, 0),
+        132,
+        1.98,
+        50 * MIB,
+        *_NVLINK_4,
+    ),
+    "h200-nvl": Card(
+        "NVIDIA H200 NVL",
+        835e12,
+        4.8e12,
+        143771 * MIB,
+        (9, 0),
+        132,
+        1.785,
+        50 * MIB,
+        *_PCIE_5_BRIDGE,
+    ),
+    "h200": Card(
+        "NVIDIA H200", 989e12, 4.8e12, 143771 * MIB, (9, 0), 132, 1.98, 50 * MIB, *_NVLINK_4
+    ),
+    "gh200": Card(
+        "NVIDIA GH200 480GB", 989e12, 4.0e12, 97871 * MIB, (9, 0), 132, 1.98, 50 * MIB, *_NVLINK_4
+    ),
+    "b200": Card(
+        "NVIDIA B200", 2250e12, 8.0e12, 183359 * MIB, (10, 0), 148, 1.965, 132644864, *_NVLINK_5
+    ),
+    "l4": Card("NVIDIA L4", 121e12, 0.3e12, 23034 * MIB, (8, 9), 58, 2.04, 48 * MIB, *_PCIE_4),
+    "l40s": Card(
+        "NVIDIA L40S", 362e12, 0.864e12, 46068 * MIB, (8, 9), 142, 2.52, 96 * MIB, *_PCIE_4
+    ),
+    "rtx4090": Card(
+        "NVIDIA GeForce RTX 4090",
+        165.2e12,
+        1.008e12,
+        24564 * MIB,
+        (8, 9),
+        128,
+        2.52,
+        72 * MIB,
+        *_PCIE_4,
+    ),
+    "rtx5090": Card(
+        "NVIDIA GeForce RTX 5090",
+        209.5e12,
+        1.792e12,
+        32607 * MIB,
+        (12, 0),
+        170,
+        2.407,
+        96 * MIB,
+        *_PCIE_5,
+    ),
+}
+
+# Words that tell a card from others in the name of a device, if they are not those of the short
+# name. Names vary: an A10 is also "A10-24Q", and an H100 also "H100 80GB HBM3 MIG 3g.40gb".
+_WORDS = {"rtx4090": "RTX 4090", "rtx5090": "RTX 5090"}
+
+_OF_MEMORY = {"32gb": "rtx5090"}
+
+# By compute capability [P]: threads, bytes of shared memory, maximum bytes of shared memory per
+# block, and float32 units; of a multiprocessor.
+_LIMITS = {
+    (8, 0): (2048, 164 * 1024, 163 * 1024, 64),
+    (8, 6): (1536, 100 * 1024, 99 * 1024, 128),
+    (8, 9): (1536, 100 * 1024, 99 * 1024, 128),
+    (9, 0): (2048, 228 * 1024, 227 * 1024, 128),
+    (10, 0): (2048, 228 * 1024, 227 * 1024, 128),
+    (12, 0): (1536, 100 * 1024, 99 * 1024, 128),
+}
+
+
+def card(name: str) -> Card:
+    """Looks up a card by its short name, or reads a JSON file that describes one.
+
+    Raises:
+        InputError: there is no such card, and the message suggests others; or the file does not
+            describe one.
+    """
+    if name in CARDS:
+        return CARDS[name]
+    if not name.endswith(".json"):
+        near = field_values.did_you_mean(name, CARDS)
+        raise InputError(f"--gpu {name} is unknown; {near}, or pass a .json file that describes it")
+    return _read(expanded(name))
+
+
+def _read(path: Path) -> Card:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"--gpu {path}: {error}") from error
+    fields = [field.name for field in dataclasses.fields(Card)]
+    given = set(content) if isinstance(content, dict) else set[str]()
+    if given != set(fields):
+        differing = sorted(given ^ set(fields))
+        raise InputError(
+            f"--gpu {path} must be an object with {', '.join(fields)} (docs/guides/plan.md); "
+            f"missing or unknown: {', '.join(differing)}"
+        )
+    values: dict[str, Any] = dict(content)
+    for name in ("name", "link"):
+        if not isinstance(values[name], str) or '"' in values[name]:
+            raise InputError(f"--gpu {path}: {name} must be a text without quotation marks")
+    for name in ("memory", "cores", "l2"):
+        bounds.check(f"--gpu {path}: {name}", values[name], bounds.Bounds(least=1))
+    for name in ("bf16_flops", "memory_rate", "clock_ghz", "link_rate", "node_rate"):
+        bounds.check(f"--gpu {path}: {name}", values[name], bounds.Bounds(above=0), float)
+        values[name] = float(values[name])
+    capability = values["capability"]
+    known = [list(one) for one in _LIMITS]
+    if capability not in known:
+        raise InputError(f"--gpu {path}: capability={capability} must be one of {known}")
+    return Card(**(values | {"capability": tuple(capability)}))
+
+
+def card_of_config(name: str) -> str | None:
+    """Returns the card in a config's name, such as "h100" in "mlm_h100_8"."""
+    return next((short for short in CARDS if short in name.split("_")), None)
+
+
+def usual_card(name: str) -> str:
+    """The default card for a config named after none: by the memory in its name, else h100."""
+    return next((card for memory, card in _OF_MEMORY.items() if memory in name.split("_")), "h100")
+
+
+def of_device(kind: str) -> Card | None:
+    """Returns the card that jax and nvidia-smi print as ``kind``; None if it is not listed."""
+    return next((card for card in CARDS.values() if card.name == kind), None)
+
+
+def rates(kind: str) -> tuple[float | None, float | None]:
+    """Returns a device's peaks of bfloat16 matmuls, FLOP/s, and of memory, bytes/s.
+
+    Args:
+        kind: ``jax.Device.device_kind``, such as "NVIDIA H100 80GB HBM3".
+
+    Returns:
+        None for both if the device is of no card in the table.
+    """
+    words = set(re.split(r"[^A-Z0-9]+", kind.upper()))
+    for short, card in CARDS.items():
+        if words.issuperset(_WORDS.get(short, short.replace("-", " ")).upper().split()):
+            return card.bf16_flops, card.memory_rate
+    return None, None
+
+
+def target_config(card: Card) -> str:
+    """Describes the card to XLA (``GpuTargetConfigProto``, text form)."""
+    threads, shared, shared_of_block, units = _LIMITS[card.capability]
+    major, minor = card.capability
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152 shared_memory_per_core: {shared}
+  threads_per_core_limit: {threads} core_count: {card.cores} fpus_per_core: {units}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {int(card.memory_rate)} l2_cache_size: {card.l2}
+  clock_rate_ghz: {card.clock_ghz} device_memory_size: {card.memory}
+  shared_memory_per_block_optin: {shared_of_block}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 12 minor: 9 patch: 0 }}
+device_description_str: "{card.name}"
+"""
