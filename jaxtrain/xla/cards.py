@@ -62,166 +62,66 @@ _NVLINK_3_A800 = (200e9, 25e9, f"NVLink 3, 400 GB/s both ways [D]; {_HDR}")
 _NVLINK_4 = (450e9, 50e9, f"NVLink 4, 900 GB/s both ways [D]; {_ADAPTER}")
 _NVLINK_5 = (900e9, 50e9, f"NVLink 5, 1,800 GB/s both ways [D]; {_ADAPTER}")
 _PCIE_4 = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink [D]; {_SHARED}")
-_PCIE_4_BRIDGE = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink bridge [A]; {_SHARED}")
+_PCIE_4_ALONE = (31.5e9, 1.56e9, f"PCIe 4 x16, no NVLink bridge [A]; {_SHARED}")
 _PCIE_5 = (63e9, 1.56e9, f"PCIe 5 x16 [D]; {_SHARED}")
-_PCIE_5_BRIDGE = (
+_PCIE_5_ALONE = (
     63e9,
     6.25e9,
     "PCIe 5 x16, no NVLink bridge [A]; one 400 Gb/s adapter for 8 GPUs between nodes [A]",
 )
 
-# Short name: name, TFLOP/s, TB/s, memory, compute capability, multiprocessors, GHz, second-level
-# cache, links. Of the names that a device's has all words of, the first counts.
+
+def _card(
+    name: str,
+    teraflops: float,
+    terabytes: float,
+    memory_mib: int,
+    capability: tuple[int, int],
+    cores: int,
+    clock_ghz: float,
+    l2_mib: float,
+    links: tuple[float, float, str],
+) -> Card:
+    sizes = {"memory": memory_mib * MIB, "l2": int(l2_mib * MIB)}
+    rates = {"bf16_flops": teraflops * 1e12, "memory_rate": terabytes * 1e12}
+    link = dict(zip(("link_rate", "node_rate", "link"), links, strict=True))
+    more: dict[str, Any] = {**sizes, **rates, **link}
+    return Card(name=name, capability=capability, cores=cores, clock_ghz=clock_ghz, **more)
+
+
+# Of the names that a device's has all words of, the first counts.
 CARDS = {
-    "a10": Card("NVIDIA A10", 125e12, 0.6e12, 23028 * MIB, (8, 6), 72, 1.695, 6 * MIB, *_PCIE_4),
-    "a10g": Card("NVIDIA A10G", 70e12, 0.6e12, 23028 * MIB, (8, 6), 80, 1.71, 6 * MIB, *_PCIE_4),
-    "a40": Card(
-        "NVIDIA A40", 149.7e12, 0.696e12, 46068 * MIB, (8, 6), 84, 1.74, 6 * MIB, *_PCIE_4_BRIDGE
+    "a10": _card("NVIDIA A10", 125, 0.6, 23028, (8, 6), 72, 1.695, 6, _PCIE_4),
+    "a10g": _card("NVIDIA A10G", 70, 0.6, 23028, (8, 6), 80, 1.71, 6, _PCIE_4),
+    "a40": _card("NVIDIA A40", 149.7, 0.696, 46068, (8, 6), 84, 1.74, 6, _PCIE_4_ALONE),
+    "a6000": _card("NVIDIA RTX A6000", 154.8, 0.768, 49140, (8, 6), 84, 1.8, 6, _PCIE_4_ALONE),
+    "a100-40gb": _card(
+        "NVIDIA A100-SXM4-40GB", 312, 1.555, 40960, (8, 0), 108, 1.41, 40, _NVLINK_3
     ),
-    "a6000": Card(
-        "NVIDIA RTX A6000",
-        154.8e12,
-        0.768e12,
-        49140 * MIB,
-        (8, 6),
-        84,
-        1.8,
-        6 * MIB,
-        *_PCIE_4_BRIDGE,
+    "a100-pcie": _card(
+        "NVIDIA A100 80GB PCIe", 312, 1.935, 81920, (8, 0), 108, 1.41, 40, _PCIE_4_ALONE
     ),
-    "a100-40gb": Card(
-        "NVIDIA A100-SXM4-40GB",
-        312e12,
-        1.555e12,
-        40960 * MIB,
-        (8, 0),
-        108,
-        1.41,
-        40 * MIB,
-        *_NVLINK_3,
+    "a100": _card("NVIDIA A100-SXM4-80GB", 312, 2.039, 81920, (8, 0), 108, 1.41, 40, _NVLINK_3),
+    "a800-pcie": _card(
+        "NVIDIA A800 80GB PCIe", 312, 1.935, 81920, (8, 0), 108, 1.41, 40, _PCIE_4_ALONE
     ),
-    "a100-pcie": Card(
-        "NVIDIA A100 80GB PCIe",
-        312e12,
-        1.935e12,
-        81920 * MIB,
-        (8, 0),
-        108,
-        1.41,
-        40 * MIB,
-        *_PCIE_4_BRIDGE,
+    "a800": _card(
+        "NVIDIA A800-SXM4-80GB", 312, 2.039, 81920, (8, 0), 108, 1.41, 40, _NVLINK_3_A800
     ),
-    "a100": Card(
-        "NVIDIA A100-SXM4-80GB",
-        312e12,
-        2.039e12,
-        81920 * MIB,
-        (8, 0),
-        108,
-        1.41,
-        40 * MIB,
-        *_NVLINK_3,
+    "h100-pcie": _card("NVIDIA H100 PCIe", 756, 2.0, 81559, (9, 0), 114, 1.755, 50, _PCIE_5_ALONE),
+    "h100-nvl": _card("NVIDIA H100 NVL", 835, 3.9, 95830, (9, 0), 132, 1.785, 50, _PCIE_5_ALONE),
+    "h100": _card("NVIDIA H100 80GB HBM3", 989, 3.35, 81559, (9, 0), 132, 1.98, 50, _NVLINK_4),
+    "h200-nvl": _card("NVIDIA H200 NVL", 835, 4.8, 143771, (9, 0), 132, 1.785, 50, _PCIE_5_ALONE),
+    "h200": _card("NVIDIA H200", 989, 4.8, 143771, (9, 0), 132, 1.98, 50, _NVLINK_4),
+    "gh200": _card("NVIDIA GH200 480GB", 989, 4.0, 97871, (9, 0), 132, 1.98, 50, _NVLINK_4),
+    "b200": _card("NVIDIA B200", 2250, 8.0, 183359, (10, 0), 148, 1.965, 126.5, _NVLINK_5),
+    "l4": _card("NVIDIA L4", 121, 0.3, 23034, (8, 9), 58, 2.04, 48, _PCIE_4),
+    "l40s": _card("NVIDIA L40S", 362, 0.864, 46068, (8, 9), 142, 2.52, 96, _PCIE_4),
+    "rtx4090": _card(
+        "NVIDIA GeForce RTX 4090", 165.2, 1.008, 24564, (8, 9), 128, 2.52, 72, _PCIE_4
     ),
-    "a800-pcie": Card(
-        "NVIDIA A800 80GB PCIe",
-        312e12,
-        1.935e12,
-        81920 * MIB,
-        (8, 0),
-        108,
-        1.41,
-        40 * MIB,
-        *_PCIE_4_BRIDGE,
-    ),
-    "a800": Card(
-        "NVIDIA A800-SXM4-80GB",
-        312e12,
-        2.039e12,
-        81920 * MIB,
-        (8, 0),
-        108,
-        1.41,
-        40 * MIB,
-        *_NVLINK_3_A800,
-    ),
-    "h100-pcie": Card(
-        "NVIDIA H100 PCIe",
-        756e12,
-        2.0e12,
-        81559 * MIB,
-        (9, 0),
-        114,
-        1.755,
-        50 * MIB,
-        *_PCIE_5_BRIDGE,
-    ),
-    "h100-nvl": Card(
-        "NVIDIA H100 NVL",
-        835e12,
-        3.9e12,
-        95830 * MIB,
-        (9, 0),
-        132,
-        1.785,
-        50 * MIB,
-        *_PCIE_5_BRIDGE,
-    ),
-    "h100": Card(
-        "NVIDIA H100 80GB HBM3",
-        989e12,
-        3.35e12,
-        81559 * MIB,
-        (9, 0),
-        132,
-        1.98,
-        50 * MIB,
-        *_NVLINK_4,
-    ),
-    "h200-nvl": Card(
-        "NVIDIA H200 NVL",
-        835e12,
-        4.8e12,
-        143771 * MIB,
-        (9, 0),
-        132,
-        1.785,
-        50 * MIB,
-        *_PCIE_5_BRIDGE,
-    ),
-    "h200": Card(
-        "NVIDIA H200", 989e12, 4.8e12, 143771 * MIB, (9, 0), 132, 1.98, 50 * MIB, *_NVLINK_4
-    ),
-    "gh200": Card(
-        "NVIDIA GH200 480GB", 989e12, 4.0e12, 97871 * MIB, (9, 0), 132, 1.98, 50 * MIB, *_NVLINK_4
-    ),
-    "b200": Card(
-        "NVIDIA B200", 2250e12, 8.0e12, 183359 * MIB, (10, 0), 148, 1.965, 132644864, *_NVLINK_5
-    ),
-    "l4": Card("NVIDIA L4", 121e12, 0.3e12, 23034 * MIB, (8, 9), 58, 2.04, 48 * MIB, *_PCIE_4),
-    "l40s": Card(
-        "NVIDIA L40S", 362e12, 0.864e12, 46068 * MIB, (8, 9), 142, 2.52, 96 * MIB, *_PCIE_4
-    ),
-    "rtx4090": Card(
-        "NVIDIA GeForce RTX 4090",
-        165.2e12,
-        1.008e12,
-        24564 * MIB,
-        (8, 9),
-        128,
-        2.52,
-        72 * MIB,
-        *_PCIE_4,
-    ),
-    "rtx5090": Card(
-        "NVIDIA GeForce RTX 5090",
-        209.5e12,
-        1.792e12,
-        32607 * MIB,
-        (12, 0),
-        170,
-        2.407,
-        96 * MIB,
-        *_PCIE_5,
+    "rtx5090": _card(
+        "NVIDIA GeForce RTX 5090", 209.5, 1.792, 32607, (12, 0), 170, 2.407, 96, _PCIE_5
     ),
 }
 

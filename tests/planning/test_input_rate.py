@@ -9,9 +9,10 @@ from jaxtrain import config
 from jaxtrain.planning import input_rate
 from jaxtrain.planning.input_rate import Host
 
-RUN = config.load("h100_8", ["--model.frames", "12"])  # 128 clips of 12x480x720
+TWELVE = ["--model.frames", "12"]  # the rates are of clips of 12x480x720
+RUN = config.load("h100_8", TWELVE)  # 128 clips
 STEP = (0.17, 0.42)
-ON_DEVICE = ["--data.convert_on", "device"]
+ON_DEVICE = [*TWELVE, "--data.convert_on", "device"]
 DEVICE = config.load("h100_8", ON_DEVICE)
 
 
@@ -26,8 +27,8 @@ def advised(found: input_rate.Input) -> str:
 @pytest.mark.parametrize(
     ("typed", "rate"),
     [
-        ([], (24 * 13.9, 24 * 28.7)),
-        (["--data.clips_per_video", "6"], (24 * 13.9, 24 * 28.7)),
+        (TWELVE, (24 * 13.9, 24 * 28.7)),
+        ([*TWELVE, "--data.clips_per_video", "6"], (24 * 13.9, 24 * 28.7)),
         (ON_DEVICE, (24 * 22.9, 24 * 47.3)),
         ([*ON_DEVICE, "--data.workers", "8"], (8 * 22.9, 8 * 47.3)),
         ([*ON_DEVICE, "--data.workers", "99"], (26 * 22.9, 26 * 47.3)),  # on 26 cores
