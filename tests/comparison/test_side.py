@@ -65,7 +65,7 @@ def test_what_changes_a_run_changes_its_identity_and_nothing_else_does(
     assert changed(probed(OWN)) == ["the data"]
 
 
-def test_docstrings_and_comments_are_no_code_of_the_data(tmp_path: Path) -> None:
+def test_docstrings_and_comments_of_the_data_do_not_count(tmp_path: Path) -> None:
     run = config.load("demo_mlm", [])
     path = tmp_path / "own.py"
 
