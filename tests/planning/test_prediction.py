@@ -18,6 +18,7 @@ from jaxtrain.xla import cards
 from jaxtrain.xla.operations import Work
 
 H100 = cards.card("h100")
+TWELVE = ("--model.frames", "12")  # the rates of input are of clips of 12x480x720
 NO_BEST = ["--checkpoint.best_metric", "None", "--loop.early_stop_patience", "None"]
 MANY = input_rate.Host(cores=96)  # fast enough
 
@@ -48,7 +49,7 @@ def made(
     return planner.make_plan(
         step(**changes),
         H100,
-        config.load(name, typed),
+        config.load(name, [*(TWELVE if name == "h100_16" else ()), *typed]),
         gpus_per_node=8,
         price=price,
         host=host,
