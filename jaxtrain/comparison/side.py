@@ -2,9 +2,9 @@
 
 Results of a side are results of what its runs compute. :func:`examine` finds the *identity* of
 that: the config, the programs of the step, the first state, and the validation without the places
-of their source lines, the learning rates of the steps, the examples and the code that loads them, weights that are read from files,
-the versions of the packages, and the kind of device. An edit that changes none of these, such as
-one of a docstring or a command, leaves the identity as it is.
+of their source lines, the learning rates of the steps, the examples and the code that loads them,
+weights that are read from files, the versions of the packages, and the kind of device. An edit that
+changes none of these, such as one of a docstring or a command, leaves the identity as it is.
 
 A run has no time to trace all its programs twice. It records a digest of its source files instead
 (:class:`jaxtrain.telemetry.events.StepCompiled`), and :mod:`jaxtrain.comparison.identities` which
