@@ -18,8 +18,11 @@ from jaxtrain.xla import cards
 from jaxtrain.xla.operations import Work
 
 H100 = cards.card("h100")
+TWELVE = ("--model.frames", "12")  # the rates of input are of clips of 12x480x720
 NO_BEST = ["--checkpoint.best_metric", "None", "--loop.early_stop_patience", "None"]
 MANY = input_rate.Host(cores=96)  # fast enough
+
+TWELVE = ["--model.frames", "12"]  # the rates of input are of such clips
 
 
 def step(**changes: Any) -> CompiledStep:
@@ -46,7 +49,7 @@ def made(
     return planner.make_plan(
         step(**changes),
         H100,
-        config.load(name, typed),
+        config.load(name, [*(TWELVE if name == "h100_16" else ()), *typed]),
         gpus_per_node=8,
         price=price,
         host=host,
@@ -208,8 +211,8 @@ def test_examples_per_second_that_each_host_must_load() -> None:
 
 
 def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
-    slow = made(price=2.0, host=input_rate.Host(cores=4))
-    fast = made(price=2.0)
+    slow = made(price=2.0, host=input_rate.Host(cores=4), typed=TWELVE)
+    fast = made(price=2.0, typed=TWELVE)
     assert (slow.bound, fast.bound) == ("input", "arithmetic")
     rows = slow.batch_size / 2
     assert slow.run.steps_per_second == pytest.approx([n / rows for n in (2 * 28.7, 2 * 13.9)])
@@ -262,7 +265,7 @@ def test_the_verdict_includes_the_margin() -> None:
 
 
 def test_the_text_contains_every_section() -> None:
-    said = report.text(made(price=1.0))
+    said = report.text(made(price=1.0, typed=TWELVE))
     for words in (
         *(
             "16 x NVIDIA H100 80GB HBM3 (2 nodes)",
