@@ -26,7 +26,9 @@ import numpy as np
 from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.source import Source, Validated
+from jaxtrain.data.source import Source
+from jaxtrain.data.validated import Validated
+from jaxtrain.data.validation_rows import ValidationRows
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.sharding import local_rows
@@ -255,7 +257,7 @@ class ValidationBatches:
     ) -> None:
         batch_size = batch_size_of(spec)
         span = local_rows(mesh, batch_size)
-        self._rows = sampler.ValidationRows(
+        self._rows = ValidationRows(
             source,
             seed,
             min(examples, len(source)),
@@ -310,7 +312,7 @@ class _Blank:
 
 
 def _read(
-    rows: sampler.TrainingRows | sampler.ValidationRows,
+    rows: sampler.TrainingRows | ValidationRows,
     batch: int,
     *,
     workers: int,

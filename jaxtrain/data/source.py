@@ -7,7 +7,7 @@ Order, epochs and substitutes belong to :mod:`jaxtrain.data.sampler`, batches an
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,8 +23,8 @@ class Source(Protocol):
     A source may also have an attribute ``block``: that many successive examples, from a multiple of
     it, are read together, such as the crops of one clip. They stay together in the order, and get
     equal random numbers. And it may have a method ``validated``, which chooses the examples of a
-    validation (:func:`validated`), and ``groups``, the number of parts that are independent of each
-    other, such as videos.
+    validation (:mod:`jaxtrain.data.validated`), and ``groups``, the number of parts that are
+    independent of each other, such as videos.
     """
 
     @property
@@ -50,35 +50,6 @@ class Source(Protocol):
 def as_numbers(ids: Sequence[int]) -> str:
     """Returns the ids as decimal numbers, which is how data that is not text is decoded."""
     return " ".join(map(str, ids))
-
-
-class Validated(NamedTuple):
-    """The examples of a validation.
-
-    Attributes:
-        indices: of the examples, int64.
-        weights: of the examples in the metrics, float32.
-        groups: number of the group of each, int64. Metrics are means over groups, so the weights of
-            a group sum up to 1.
-    """
-
-    indices: np.ndarray
-    weights: np.ndarray
-    groups: np.ndarray
-
-
-def validated(source: Source, count: int) -> Validated:
-    """Returns the examples of a validation: the source's choice, or evenly spaced over it.
-
-    Args:
-        source: the validation split.
-        count: number of examples, at most that of the split.
-    """
-    choose: Callable[[int], Validated] | None = getattr(source, "validated", None)
-    if choose is not None:
-        return choose(count)
-    indices = np.arange(count, dtype=np.int64) * len(source) // max(count, 1)
-    return Validated(indices, np.ones(count, np.float32), indices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,19 +79,6 @@ class Sources:
     decode: Callable[[Sequence[int]], str] = as_numbers
     example_file: str = ""
     groups: str = ""
-
-    def validation(self, count: int) -> str:
-        """Says what validates.
-
-        Args:
-            count: number of examples to use, if there are as many.
-        """
-        chosen = validated(self.val, min(count, len(self.val)))
-        text = f"{len(chosen.indices):,} examples validate"
-        if not self.groups:
-            return text
-        groups = len(np.unique(chosen.groups))
-        return f"{text}, of {groups:,} {self.groups}; metrics are means over {self.groups}"
 
     @property
     def small_training(self) -> str:
