@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxtrain.errors import InputError
 
 NAME = "jaxtrain-run.json"
-FORMAT = 5
+FORMAT = 6
 """Of the marker and of all that a run directory has; the marker of another format is refused."""
 
 _CACHE = "CACHEDIR.TAG"  # https://bford.info/cachedir/

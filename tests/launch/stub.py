@@ -34,7 +34,7 @@ attempt=$(($(wc -l <"$STUBS/calls.$index") + 1))
 } >>"$STUBS/calls.$index"
 save() {
     mkdir -p run/checkpoints && echo {} >"run/checkpoints/$1.json"
-    echo '{"jaxtrain": "run", "format": 5, "id": "0123456789abcdef"}' >run/jaxtrain-run.json
+    echo '{"jaxtrain": "run", "format": 6, "id": "0123456789abcdef"}' >run/jaxtrain-run.json
 }
 stopped() { touch "$STUBS/ready.$index"; while :; do sleep 0.05; done; }
 source "$STUBS/plan"
