@@ -8,7 +8,6 @@ drawings may end with a verdict.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtrain import config
-from jaxtrain.comparison import runs, sequential
+from jaxtrain.comparison import identities, runs, sequential
+from jaxtrain.comparison.side import Side
 
 
 def main() -> None:
@@ -28,18 +27,18 @@ def main() -> None:
     parser.add_argument("--drawings", type=int, default=1000)
     parser.add_argument("--folder", type=Path, required=True)
     arguments, fields = parser.parse_known_args()
-    run = config.load(arguments.config, fields)
-    metric = run.checkpoint.best_metric
-    assert metric is not None, f"{arguments.config} has no checkpoint.best_metric"
-    trainer = runs.Trainer(os.environ, None)
-    results = []
-    for seed in range(run.seed, run.seed + arguments.runs):
-        seeded = dataclasses.replace(run, seed=seed)
-        directory = runs.folder_of(seeded, arguments.folder.absolute(), None)
-        if not runs.is_done(directory):
-            trainer.train(seeded, directory, None)
-        results.append(runs.read(directory, metric))
-        print(f"seed {seed}: {metric} {results[-1].value:.4f}", flush=True)
+    side = Side(arguments.config, tuple(fields), arguments.config)
+    folder, results = arguments.folder.absolute(), []
+    known = str(folder / identities.FOLDER)
+    with runs.Trainer(os.environ, None, print) as trainer:
+        facts = trainer.examine(side, "a", metric=None, flops=None, fit_s=None, known=known)
+        for seed in range(facts.seed, facts.seed + arguments.runs):
+            directory = runs.folder_of(facts, seed, folder)
+            if not runs.has_ended(directory):
+                trainer.train(side, facts, seed, directory, None, "a")
+            results.append(runs.read(directory, facts.metric))
+            assert results[-1].value is not None, f"{directory}: {results[-1].diverged}"
+            print(f"seed {seed}: {facts.metric} {results[-1].value:.4f}", flush=True)
 
     values = np.asarray([result.value for result in results])
     rng = np.random.default_rng(0)
@@ -49,7 +48,7 @@ def main() -> None:
     verdicts = int((largest >= -math.log(sequential.LEVEL)).sum())
     answer = {
         "config": [arguments.config, *fields],
-        "metric": metric,
+        "metric": facts.metric,
         "mean": values.mean(),
         "deviation": values.std(ddof=1),
         "runs": len(values),

@@ -2,9 +2,9 @@
 
 Results of a side are results of what its runs compute. :func:`examine` finds the *identity* of
 that: the config, the programs of the step, the first state, and the validation without the places
-of their source lines, the examples and the code that loads them, weights that are read from files,
-the versions of the packages, and the kind of device. An edit that changes none of these, such as
-one of a docstring or a command, leaves the identity as it is.
+of their source lines, the learning rates of the steps, the examples and the code that loads them,
+weights that are read from files, the versions of the packages, and the kind of device. An edit that
+changes none of these, such as one of a docstring or a command, leaves the identity as it is.
 
 A run has no time to trace all its programs twice. It records a digest of its source files instead
 (:class:`jaxtrain.telemetry.events.StepCompiled`), and :mod:`jaxtrain.comparison.identities` which
@@ -26,6 +26,7 @@ from jaxtrain.errors import InputError
 At = Literal["steps", "flops"]
 
 _LEAST_STEPS, _MEASURED_S = 5, 5.0
+_STEPS_OF_SCHEDULE = 1000
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -282,6 +283,7 @@ class _Probe:
             "the program of the step": _digest(self.step.as_text()),
             "the program of the first state": _digest(first.as_text()),
             "the program of the validation": _digest(validation.as_text()),
+            "the schedule": _of_schedule(built),
             "the data": self.data,
             "the code that loads the data": _code_of_data(consistency.code_files(run), run),
             "the weights": _digest([weights, checksums(first_state.weights_from_files(built))]),
@@ -300,12 +302,24 @@ class _Probe:
             step = self.step.compile()
         state = self.built.fresh_state()
 
+        scalars = self.built.schedule.scalars(0)
+
         def once() -> None:
             nonlocal state
-            state, metrics = step(state, batch)
+            state, metrics = step(state, batch, scalars)
             jax.block_until_ready(metrics)
 
         return timing.measure(once, least=_LEAST_STEPS, at_most_s=_MEASURED_S).median_s
+
+
+def _of_schedule(built: Any) -> str:
+    """Returns a digest of the rates, decays, and momenta, of at most a thousand steps or so.
+
+    They are arguments of the step's program.
+    """
+    every = -(-built.total // _STEPS_OF_SCHEDULE)
+    steps = [*range(0, built.total, every), built.total]
+    return _digest([built.total, [built.schedule.scalars(done).values.tolist() for done in steps]])
 
 
 def _code_of_data(files: Mapping[str, Path], run: Any) -> str:

@@ -27,7 +27,7 @@ from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
-from jaxtrain.data.validated import Validated
+from jaxtrain.data.validation import Validated
 from jaxtrain.data.validation_rows import ValidationRows
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import limits, worker_process

@@ -23,8 +23,8 @@ class Source(Protocol):
     A source may also have an attribute ``block``: that many successive examples, from a multiple of
     it, are read together, such as the crops of one clip. They stay together in the order, and get
     equal random numbers. And it may have a method ``validated``, which chooses the examples of a
-    validation (:mod:`jaxtrain.data.validated`), and ``groups``, the number of parts that are
-    independent of each other, such as videos.
+    validation (:func:`jaxtrain.data.validation.validated`), and ``groups``, the number of parts
+    that are independent of each other, such as videos.
     """
 
     @property

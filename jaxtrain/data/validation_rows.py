@@ -1,4 +1,4 @@
-"""Reads the examples of a validation, in batches of one size."""
+"""Reads the rows of validation batches."""
 
 import dataclasses
 import functools
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.data import sampler
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.sampler import WEIGHT, generator
 from jaxtrain.data.source import Source
-from jaxtrain.data.validated import Validated, validated
+from jaxtrain.data.validation import Validated, validated
 from jaxtrain.errors import BadExample
 from jaxtrain.storage import disks
 
@@ -64,9 +64,9 @@ class ValidationRows:
             index = int(self.chosen.indices[position])
             try:
                 example = disks.when_readable(
-                    lambda: self.source.example(index, generator(self.seed, index))
+                    lambda: self.source.example(index, sampler.generator(self.seed, index))
                 )
                 weight = self.chosen.weights[position]
             except BadExample as bad:
                 self.quarantine.add(bad, during="validation", position=position)
-        return (self.blank() if example is None else example) | {WEIGHT: weight}
+        return (self.blank() if example is None else example) | {sampler.WEIGHT: weight}

@@ -37,7 +37,8 @@ def counted(
         passed = now - began
         rate = (done - before) / passed if passed > 0 else 0.0
         left = _left(total - done, rate)
-        text = f"{what}: {done:,} of {total:,} {things}, {rate:,.1f}/s, {left}"
+        shown = f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}"
+        text = f"{what}: {done:,} of {total:,} {things}, {shown}/s, {left}"
         return f"{text}, {failed:,} failed" if failed else text
 
     display = terminal.taken()

@@ -28,7 +28,7 @@ from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
-from jaxtrain.data import pipeline, validated, worker_count
+from jaxtrain.data import pipeline, validation, worker_count
 from jaxtrain.data.contract import Preparation
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
 from jaxtrain.data.source import Sources
@@ -416,7 +416,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
     )
     say(sources.summary)
     if run.loop.eval_every is not None:
-        say(validated.sentence(sources, run.loop.eval_examples))
+        say(validation.described(sources, run.loop.eval_examples))
     if sources.small_training:
         say(sources.small_training)
     process_group.check_same(

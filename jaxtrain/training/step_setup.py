@@ -96,29 +96,15 @@ class StepSetup:
         compiled: jax.stages.Compiled,
         gpus_per_node: int | None = None,
     ) -> StepCost:
-        """Returns what the step costs.
-
-        Args:
-            traced: from :meth:`trace_step`.
-            compiled: from it.
-            gpus_per_node: see :meth:`jaxtrain.xla.step_cost.StepCost.of`.
-        """
+        """Returns what the step costs; see :meth:`jaxtrain.xla.step_cost.StepCost.of`."""
         needed = model_flops(self.run.training_model) * self.run.data.batch_size
+        mesh = self.rule.mesh
         return StepCost.of(
-            traced.jaxpr,
-            compiled,
-            self.rule.mesh,
-            model_flops=needed,
-            gpus_per_node=gpus_per_node,
+            traced.jaxpr, compiled, mesh, model_flops=needed, gpus_per_node=gpus_per_node
         )
 
     def trace_step(self, *, donate: bool = True, profiled: bool = False) -> jax.stages.Traced:
-        """Traces the training step, without lowering it to a platform.
-
-        Args:
-            donate: reuse the memory of the state.
-            profiled: see :func:`jaxtrain.xla.options.options`.
-        """
+        """Traces the step, as :func:`jaxtrain.training.step.jit_train_step` describes."""
         separate = param_groups.separate_groups(self.run.model.optimizer_groups())
         step = build_train_step(
             self.definition,

@@ -120,7 +120,7 @@ def test_differences_that_are_symmetric_around_nothing_have_no_interval() -> Non
 @pytest.mark.parametrize("name", ["cauchy", "exponential", "lognormal", "collapses"])
 def test_what_is_printed_as_the_center_is_in_the_interval(name: str) -> None:
     """The mean is not, in up to a third of such experiments."""
-    rng = np.random.default_rng(54)
+    rng = np.random.default_rng(56)
     draws = {
         "cauchy": lambda: rng.standard_cauchy(20),
         "exponential": lambda: rng.exponential(size=20) - 1,

@@ -274,9 +274,7 @@ def test_process_zero_acts_first_and_the_others_never_wait_in_vain(
         return "made"
 
     monkeypatch.setattr(process_group.key_value, "of_run", lambda: KeyValueStore(process, 2))
-    monkeypatch.setattr(
-        process_group, "wait_for_all", lambda name, timeout_s: events.append("waits")
-    )
+    monkeypatch.setattr(process_group, "wait_for_all", lambda name: events.append("waits"))
     assert process_group.process_zero_first(lambda: action(None), "data") == "made"
     assert events == order
     events.clear()

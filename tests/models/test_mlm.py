@@ -353,7 +353,7 @@ def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:
         near = attention.near_blocks(jnp.ones((1, 64), jnp.int32), 2)
         visible = jnp.ones((1, 1, 64), bool) if model.is_global(number) else near
         angles = attention.rotary(64, 8, 100.0)
-        return module.layers[number](x_BSD, *angles, visible)
+        return module.layers[number](x_BSD, *angles, visible, None)
 
     x_BSD = nnx.merge(graph, params).embeddings(None, tokens)
     for number, reached in ((0, 64), (1, 5)):

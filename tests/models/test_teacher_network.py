@@ -48,7 +48,7 @@ def batch(rows: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_it_sees_the_augmented_clip_and_teaches_both_parts(folder: Path) -> None:
+def test_it_teaches_both_parts_of_a_clip_that_the_encoder_sees_augmented(folder: Path) -> None:
     """12 frames have 3 latents, of which 9 frames are decoded and compared."""
     model = with_folder(folder)
     definition = states.ModelDefinition(model.build)
@@ -62,10 +62,11 @@ def test_it_sees_the_augmented_clip_and_teaches_both_parts(folder: Path) -> None
     @jax.jit
     def wanted(params: Any) -> Any:
         module = definition.module(params, extras)
-        seen = augment.augment(clips["video"] / 255.0, clips["augment"])
-        taught = network.encode(seen, jnp.float32)
+        video = clips["video"] / 255.0
+        seen = augment.augment(video, clips["augment"])
+        taught = network.encode(video, jnp.float32)
         far = jnp.square(module.encode(seen) - taught).mean()
-        return far, jnp.square(module.decode(taught) - seen[:, :9]).mean()
+        return far, jnp.square(module.decode(taught) - video[:, :9]).mean()
 
     @jax.jit
     def loss(params: Any) -> Any:

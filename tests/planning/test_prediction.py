@@ -22,6 +22,8 @@ TWELVE = ("--model.frames", "12")  # the rates of input are of clips of 12x480x7
 NO_BEST = ["--checkpoint.best_metric", "None", "--loop.early_stop_patience", "None"]
 MANY = input_rate.Host(cores=96)  # fast enough
 
+TWELVE = ["--model.frames", "12"]  # the rates of input are of such clips
+
 
 def step(**changes: Any) -> CompiledStep:
     """A step of 16 devices that takes about 0.1 s and 36 GB."""
@@ -209,8 +211,8 @@ def test_examples_per_second_that_each_host_must_load() -> None:
 
 
 def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
-    slow = made(price=2.0, host=input_rate.Host(cores=4))
-    fast = made(price=2.0)
+    slow = made(price=2.0, host=input_rate.Host(cores=4), typed=TWELVE)
+    fast = made(price=2.0, typed=TWELVE)
     assert (slow.bound, fast.bound) == ("input", "arithmetic")
     rows = slow.batch_size / 2
     assert slow.run.steps_per_second == pytest.approx([n / rows for n in (2 * 28.7, 2 * 13.9)])
@@ -263,7 +265,7 @@ def test_the_verdict_includes_the_margin() -> None:
 
 
 def test_the_text_contains_every_section() -> None:
-    said = report.text(made(price=1.0))
+    said = report.text(made(price=1.0, typed=TWELVE))
     for words in (
         *(
             "16 x NVIDIA H100 80GB HBM3 (2 nodes)",

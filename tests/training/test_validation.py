@@ -15,7 +15,7 @@ from flax import nnx
 from training import toy
 
 from jaxtrain import config
-from jaxtrain.data import validated
+from jaxtrain.data import validation
 from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
@@ -245,9 +245,9 @@ class Grouped(Rows):
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return row(index)
 
-    def validated(self, count: int) -> validated.Validated:
+    def validated(self, count: int) -> validation.Validated:
         groups = np.array([0, 0, 0, 0, 1, 2])
-        return validated.Validated(
+        return validation.Validated(
             np.arange(6), np.float32([0.25, 0.25, 0.25, 0.25, 1, 1]), groups[:count]
         )
 

@@ -12,13 +12,13 @@ last = os.environ.get("JAX_PROCESS_ID", "0") == os.environ.get("JAX_LAST_PROCESS
 if last:
     socket.gethostname = lambda: "broken-host"
 
-def call(self, done, state, batch):
+def call(self, done, state, batch, scalars):
     step = self._step
     time.sleep(float(os.environ.get("SECONDS_BEFORE_CHECKS", "0")))
 
-    def faulty(state, batch):
+    def faulty(state, batch, scalars):
         calls.append(done)
-        following, metrics = step(state, batch)
+        following, metrics = step(state, batch, scalars)
         if len(calls) == 4 and last:
             name = min(following.params)
             array = following.params[name]
@@ -34,7 +34,7 @@ def call(self, done, state, batch):
 
     self._step = faulty
     try:
-        return compare(self, done, state, batch)
+        return compare(self, done, state, batch, scalars)
     finally:
         self._step = step
 

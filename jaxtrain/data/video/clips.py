@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from av.video.frame import VideoFrame
 
-from jaxtrain.data.validated import Validated
+from jaxtrain.data.validation import Validated
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import pieces
 from jaxtrain.data.video.latents import LatentStore

@@ -208,7 +208,12 @@ class CachedSet:
             settings = _settings(other)
             if settings is not None and settings.covers(needed) and _is_complete(other):
                 return cls(path, flag, videos, settings, root, str(other), prepare_long)
-        folder = str(wanted) if bucket is None else f"{bucket}/{folders.name}/{name}"
+        folder = str(wanted)
+        if bucket is not None:
+            folder = f"{bucket}/{folders.name}/{name}"
+            copy = _copy_of(folder, root)
+            if _is_fetched(copy):  # the name says all, so that the bucket need not be asked
+                folder = str(copy)
         return cls(path, flag, videos, needed, root, folder, prepare_long)
 
     def is_complete(self) -> bool:
@@ -419,7 +424,7 @@ def _local(path: str, flag: str, root: Path, say: Say) -> Path:
         return expanded(path).absolute()
     listed = remote.list_folder(path, flag)
     top = f"{path.rstrip('/')}/"
-    folder = root / "fetched-sets" / cache.digest(addresses.identity(path))[:20]
+    folder = _copy_of(path, root)
     copies = remote.fetch(listed, root, flag, say)
     for url, copy in copies.items():
         place = folder / url.removeprefix(top)
@@ -427,6 +432,16 @@ def _local(path: str, flag: str, root: Path, say: Say) -> Path:
         place.unlink(missing_ok=True)
         place.symlink_to(copy)
     return folder
+
+
+def _copy_of(url: str, root: Path) -> Path:
+    return root / "fetched-sets" / cache.digest(addresses.identity(url))[:20]
+
+
+def _is_fetched(copy: Path) -> bool:
+    if record.read(copy / resumable.FINISHED) is None:
+        return False
+    return all((copy / tar).exists() for tar in Table.of(copy).about["tars"])
 
 
 @dataclasses.dataclass(frozen=True)

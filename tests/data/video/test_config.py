@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data import validated, video
+from jaxtrain.data import validation, video
 from jaxtrain.data.video import pieces
 from jaxtrain.errors import BadExample, InputError
 
@@ -51,7 +51,7 @@ def test_the_content_of_an_example(data: Path) -> None:
     sources = _open(data)
     assert (len(sources.train), sources.val.groups, sources.files, sources.bad) == (5, 1, 6, ())
     assert len(sources.val) == 25  # a clip of 6 of 30 frames begins at one of these
-    assert validated.sentence(sources, 9) == (
+    assert validation.described(sources, 9) == (
         "5 examples validate, of 1 videos; metrics are means over videos"
     )
     assert sources.summary == "6 videos (6 good), 180 frames in pieces, 5 train / 1 val"

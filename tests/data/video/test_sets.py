@@ -849,6 +849,13 @@ def test_a_run_alone_keeps_its_set_in_the_bucket_of_its_cache(
         monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / f"disk-{machine}"))
         opened(data, "s3://bucket/cache")
         assert len(cuts) == 8
+    (tar, *_) = (tmp_path / "disk-1").rglob("fetched-sets/*/*.tar")
+    tar.resolve().unlink()
+    opened(data, "s3://bucket/cache")
+    assert tar.exists()
+    assert len(cuts) == 8
+    monkeypatch.setattr(bucket_folders, "opened", None)  # not asked if this disk has all
+    opened(data, "s3://bucket/cache")
 
 
 def test_a_run_cuts_only_videos_that_have_changed(

@@ -12,21 +12,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxtrain.training.diagnosis import profiler
 
+SCALARS: Any = np.float32(1 / 600)
+
 
 @pytest.fixture(scope="module")
 def step() -> Any:
-    def f(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def f(
+        state: jax.Array, batch: jax.Array, scalars: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         with jax.named_scope("large"):
-            state = state @ batch / 600.0
+            state = state @ batch * scalars
         with jax.named_scope("small"):
             return state, {"loss": jnp.tanh(state).sum()}
 
     x = jnp.ones((600, 600))
-    return jax.jit(f).lower(x, x).compile()
+    return jax.jit(f).lower(x, x, SCALARS).compile()
 
 
 @contextlib.contextmanager
@@ -39,7 +44,7 @@ def run(step: Any, before_step: Callable[[int, Any], None], steps: int) -> None:
     state = batch = jnp.ones((600, 600))
     for done in range(steps):
         before_step(done, state)
-        state, _ = step(state, batch)
+        state, _ = step(state, batch, SCALARS)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -80,7 +85,7 @@ def test_a_trace_ends_with_its_last_step(tmp_path: Path, step: Any) -> None:
         state = batch = jnp.ones((600, 600))
         for done in range(5):
             before_step(done, state)
-            state, _ = traced(state, batch)
+            state, _ = traced(state, batch, SCALARS)
             if done == 3:
                 assert said[0].startswith("steps 2 to 4 took ")
                 time.sleep(2.0)

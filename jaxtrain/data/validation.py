@@ -1,4 +1,7 @@
-"""Chooses the examples of a validation."""
+"""Chooses the examples of a validation.
+
+Where examples are of groups, such as clips of videos, metrics are means over groups.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,11 +40,11 @@ def validated(source: Source, count: int) -> Validated:
     return Validated(indices, np.ones(count, np.float32), indices)
 
 
-def sentence(sources: Sources, count: int) -> str:
+def described(sources: Sources, count: int) -> str:
     """Says what validates.
 
     Args:
-        sources: the data.
+        sources: the data of a run.
         count: number of examples to use, if there are as many.
     """
     chosen = validated(sources.val, min(count, len(sources.val)))
