@@ -36,6 +36,7 @@ def compare(
     from jaxtrain.comparison import experiment, report, runs, side
 
     folder = output_dir or experiment.default_folder(question)
+    say(f"comparing in {folder}; reading the configs, the data, and the code")
     # Errors at once. Those of a config of other code come from the process that has this code.
     loaded = [config.load(one.config, one.overrides) for one in question.sides if one.code is None]
     for label, run in zip(question.labels, loaded, strict=False):
@@ -45,7 +46,6 @@ def compare(
                 f"the sides of a pair share their seed, but side {label} has seed {run.seed}, and "
                 f"a {loaded[0].seed}: change other fields"
             )
-    say(f"comparing in {folder}; reading the configs, the data, and the code")
     words = [one.words for one in question.sides]
     with (
         contextlib.ExitStack() as stack,

@@ -28,6 +28,7 @@ from jaxtrain.comparison.side import At, Facts, Side
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
+from jaxtrain.telemetry import formats
 from jaxtrain.terminal import Say
 
 NAME = "compare.json"
@@ -448,12 +449,13 @@ class Experiment:
             for label, facts in zip(question.labels, self._facts, strict=True)
         )
         beside = f", {self._parallel} runs at a time" if self._parallel > 1 else ""
-        low, high = (
-            hours(math.fsum(each) * pairs / self._parallel) for pairs in (least, question.pairs)
-        )
+        costs = [
+            f"{hours(math.fsum(each) * pairs / self._parallel)} for "
+            + formats.counted(pairs, "pair")
+            for pairs in sorted({least, question.pairs})
+        ]
         return (
-            f"{sides}: about {low} for {least} pairs, {high} for all {question.pairs}{beside}, "
-            "with starts, without validations and saves"
+            f"{sides}: about {', '.join(costs)}{beside}, with starts, without validations and saves"
         )
 
     def _judged(self, change: int, pairs: Sequence[Pair]) -> Comparison:

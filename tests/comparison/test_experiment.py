@@ -448,7 +448,9 @@ def test_runs_that_exist_are_compared(tmp_path: Path) -> None:
         experiment.of_existing([(given[0][0], given[1][1])], None, None, None)
     with pytest.raises(InputError, match=r"has no val/psnr: choose --metric from .*val/loss"):
         experiment.of_existing(given, "val/psnr", "max", None)
-    with pytest.raises(InputError, match="has seed 0, as a pair before it: a repeated run is no"):
+    with pytest.raises(
+        InputError, match="has seed 0, as a pair before it, and a repeated run adds"
+    ):
         experiment.of_existing([given[0], given[0]], None, None, None)
     other = existing(tmp_path, "longer", 9, 1.0, batch_size=64)
     with pytest.raises(InputError, match=r"not of the same config .* side b \(.*data.batch_size"):
