@@ -18,6 +18,7 @@ from jaxtrain.training.state import ModelDefinition
 
 OWN = ("gpt", "llama", "mlm", "video_ae", "wan_vae")
 """Models whose results are not checked at each start, which takes a second: tests do."""
+_ROWS = 2  # of a batch
 _RULES = "see jaxtrain/models/contract.py"
 
 
@@ -69,8 +70,8 @@ def _shown(shape: tuple[int, ...], dtype: str) -> str:
 def _of_module(model: Any) -> Iterator[str]:
     """Yields what ``loss`` and ``evaluate`` of a model return that their callers do not take."""
     definition = ModelDefinition(model.build, model.freeze)
-    batch = model.batch_spec(2)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
+    batch = model.batch_spec(_ROWS)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _ROWS))
 
     given = (definition.params, definition.extras, batch)
     returned = _returned(lambda p, e, b, k: definition.module(p, e).loss(b, k), *given, keys)
@@ -90,7 +91,7 @@ def _of_module(model: Any) -> Iterator[str]:
 
 def _of_sums(function: str, sums: Any, most: int) -> Iterator[str]:
     """Yields which metrics are not sums and weights."""
-    form = "name: (sum, weight)" + (" or (sum, weight, sum of squares)" if most == 3 else "")
+    form = "name: (sum, weight)" + (" or (sum, weight, of examples)" if most == 3 else "")
     if not isinstance(sums, dict):
         yield f"{function} returned {_kind(sums)} as metrics: it must return {{{form}}}"
         return
@@ -100,9 +101,14 @@ def _of_sums(function: str, sums: Any, most: int) -> Iterator[str]:
                 f"{function} returned {name}: {_kind(parts)}: return {{{form}}}, which the caller "
                 "divides once, after all microbatches and devices"
             )
-        elif not all(map(_is_scalar, parts)):
+        elif not all(map(_is_scalar, parts[:2])):
             shown = ", ".join(map(_kind, parts))
-            yield f"{function} returned {name}: ({shown}): each must be a float32 scalar"
+            yield f"{function} returned {name}: ({shown}): sum and weight must be float32 scalars"
+        elif parts[2:] and _kind(parts[2]) != (both := f"an array {_shown((2, _ROWS), 'float32')}"):
+            yield (
+                f"{function} returned {name}: {_kind(parts[2])} of {_ROWS} examples: it must be "
+                f"{both}, the sum and the weight of each example"
+            )
 
 
 def _returned(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -88,7 +88,12 @@ def test_a_model_that_follows_the_contract() -> None:
         ),
         (
             lambda total, weight: {"loss": (total.astype(jnp.bfloat16), 2)},
-            "evaluate returned loss: (an array bfloat16 [], a int): each must be a float32 scalar",
+            "evaluate returned loss: (an array bfloat16 [], a int): sum and weight must be float32",
+        ),
+        (
+            lambda total, weight: {"loss": (total, weight, total)},  # once a sum of squares
+            "evaluate returned loss: an array float32 [] of 2 examples: it must be an array float32"
+            " [2, 2], the sum and the weight of each example",
         ),
     ],
 )
