@@ -28,7 +28,7 @@ def right_loss(total: jax.Array, weight: jax.Array) -> Any:
 
 
 def right_evaluation(total: jax.Array, weight: jax.Array) -> Any:
-    return {"loss": (total, weight), "psnr": (total, weight, total)}
+    return {"loss": (total, weight), "psnr": (total, weight, jnp.ones((2, 2)))}
 
 
 def broken(
