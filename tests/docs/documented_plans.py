@@ -65,11 +65,11 @@ def test_a_page_shows_the_output_of_its_command(
 
 @pytest.mark.parametrize("row", planned())
 def test_readme_has_the_plan_of_a_config(row: str) -> None:
-    numbers, name = PLANNED.search(row), re.search(r"`jaxtrain train (\w+)", row)
+    numbers, name = PLANNED.search(row), re.search(r"`jaxtrain train (\w+) ([^`]*)`", row)
     assert numbers
     assert name
     assert config.named(name[1])
-    plan: Plan = Planner(name[1], []).plan()
+    plan: Plan = Planner(name[1], name[2].split()).plan()
     assert plan.time
     scale = 1000 if numbers[3] == "ms" else 1
     expected = (scale * plan.time.best, scale * plan.time.worst, plan.memory.needed / GIB)
