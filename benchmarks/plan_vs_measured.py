@@ -28,7 +28,7 @@ Configs = dict[str, tuple[str, ...]]
 
 _ONE = (*sizes.ONE_GPU, "--data.demo", "True")
 GPU: Configs = {
-    "h100_8, 8 clips": ("h100_8", "--data.batch_size", "8", *_ONE),
+    "h100_8, 8 clips": ("h100_8", *sizes.TWELVE, "--data.batch_size", "8", *_ONE),
     "BERT base": ("mlm_h200_8", *sizes.BERT_BASE, *_ONE),
     "gpt_h200_1": ("gpt_h200_1", "--data.batch_size", "32", *_ONE),
 }

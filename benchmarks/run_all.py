@@ -49,7 +49,7 @@ class Measurement:
 def on_gpu(videos: str | None) -> list[Measurement]:
     """Returns the measurements for one GPU, the most valuable first."""
     clips = ("--data.path", videos) if videos else ("--data.demo", "True")
-    video = ("--config", "h100_8", *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
+    video = ("--config", "h100_8", *sizes.TWELVE, *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
     text = ("--config", "mlm_h200_8", *sizes.ONE_GPU, *sizes.BERT_BASE, "--data.demo", "True")
     gpt = ("--config", "gpt_h200_1", *sizes.ONE_GPU, "--data.demo", "True")
     depth_20 = ("--model.depth", "20", "--data.batch_size", "16")

@@ -26,7 +26,7 @@ from jaxtrain import config
 
 # The training size for one H200 (12x480x720), and a size with CPU steps of a second. Four clips,
 # because the activations of both sides are in memory together.
-ON_GPU = ("h100_8", "--data.batch_size", "4", "--model.remat", "none")
+ON_GPU = ("h100_8", "--model.frames", "12", "--data.batch_size", "4", "--model.remat", "none")
 ON_CPU = (
     "h100_8",
     "--precision",

@@ -20,7 +20,7 @@ STEPS = {
     "BERT base": ("mlm_h200_8", *sizes.BERT_BASE, *_ONE),
     "gpt of depth 12, AdamW": ("gpt_h200_1", *ADAMW, "--data.batch_size", "32", *_ONE),
     "gpt of depth 12, Muon": ("gpt_h200_1", "--data.batch_size", "32", *_ONE),
-    "video, 8 clips": ("h100_8", "--data.batch_size", "8", *_ONE),
+    "video, 8 clips": ("h100_8", *sizes.TWELVE, "--data.batch_size", "8", *_ONE),
 }
 TINY = {
     "BERT base": ("mlm_h200_8", *tiny.MASKED),
