@@ -602,7 +602,7 @@ TAEHV = Recipe(
         "seraena.context": "tests/models/test_adversary.py",
     },
     differs={
-        "train_encoder": ("model.freeze", (), "both train: there is no teacher"),
+        "train_encoder": ("model.freeze", (), "both train, without a teacher"),
         "train_decoder": ("model.freeze", (), "both train"),
         "hw": ("data.crop", (64, 64), "the same, as height and width"),
         "n_frames": ("model.frames", 13, "the loss compares all 13, and 9 of 12"),
@@ -677,10 +677,10 @@ WAN = Recipe(
     differs={},
     own={
         "model.(frames|height|width|chunk|version)": "clips of 4 n + 1 frames, of any size",
-        "model.reconstruction_(weight|error)": "the squared error; there is no published recipe",
+        "model.reconstruction_(weight|error)": "the squared error; no recipe is published",
         "model.freeze": "only the decoder trains",
         "data.(min|max)_(frame_delta|crop_scale)|data.flip|data.cl.*|data.crops_per_clip": (
-            "there is no published recipe"
+            "no recipe is published"
         ),
         "data.(brightness|contrast|saturation|hue|blur_sigma)": "their probabilities are zero",
         "optim.*": "a fine-tuning of a decoder that is good already; no published recipe",
@@ -733,7 +733,7 @@ def test_each_key_of_a_source_is_ours_ignored_or_a_listed_difference(name: str) 
             for run, want in zip(runs, wanted, strict=True)
             if not equal(value_of(run, field), want)
         ]
-    problems += [f"{key} is no key" for key in {*recipe.ours, *recipe.differs} - {*recipe.values}]
+    problems += [f"unknown key {key}" for key in {*recipe.ours, *recipe.differs} - {*recipe.values}]
     problems += [
         f"{pattern} matches no key"
         for pattern in recipe.ignored

@@ -354,7 +354,7 @@ def test_a_larger_complete_set_is_used_and_a_smaller_one_is_not(
     (large / "kept").rename(large / resumable.WORK / "complete.json")
     shutil.rmtree(large / "table")
     assert folder(128, 144) == large
-    assert len(cuts) == 32, "only its table is made anew"
+    assert len(cuts) == 32, "only its table is made again"
 
 
 def test_settings_cover_those_of_smaller_runs() -> None:
