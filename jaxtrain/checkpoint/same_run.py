@@ -115,7 +115,6 @@ def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
 
 def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Returns the checkpoint's flag for the clips per video, if it differs."""
-    clips = old.get("clips_per_video")
-    if clips is None or clips == new.get("clips_per_video"):
+    if old.get("clips_per_video") == new.get("clips_per_video"):
         return ""
-    return f" and --data.clips_per_video {clips}"
+    return f" and --data.clips_per_video {old.get('clips_per_video')}"

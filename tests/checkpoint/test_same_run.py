@@ -52,12 +52,13 @@ def test_a_resume_rejects_another_seed_or_other_data(
         check_same_run(saved, now, print)
 
 
-def test_a_resume_with_other_clips_per_video_prints_the_original_flag() -> None:
+@pytest.mark.parametrize("clips", [1, None])
+def test_a_resume_with_other_clips_per_video_prints_the_original_flag(clips: int | None) -> None:
     run = config.load("h100_8", ["--data.clips_per_video", "6"])
     now, saved = described(run, "now"), described(run, "then")
-    data = saved["config"]["data"] | {"clips_per_video": 1}
+    data = saved["config"]["data"] | {"clips_per_video": clips}
     saved["config"] = saved["config"] | {"data": data}
-    named = "pass the same --config and --data.path and --data.clips_per_video 1, or"
+    named = f"pass the same --config and --data.path and --data.clips_per_video {clips}, or"
     with pytest.raises(InputError, match=re.escape(named)):
         check_same_run(saved, now, print)
 

@@ -72,7 +72,8 @@ class Clips:
             kind = "fixed" if self.config.windows == "fixed" else "validated"
             return cache.digest(self.videos.content, kind, self.frames, taught)
         crops = (self.block,) if self.block > 1 else ()
-        return cache.digest(self.videos.content, self._clips, *crops)
+        clips = self._clips or f"by length, of {self.frames} frames"
+        return cache.digest(self.videos.content, clips, *crops)
 
     @property
     def groups(self) -> int:
@@ -85,13 +86,13 @@ class Clips:
         return self.train and self.config.windows == "random"
 
     @property
-    def _clips(self) -> int:
-        return self.config.clips_per_video
+    def _clips(self) -> int | None:
+        """Clips of each video in an epoch; None if each has a number of its own."""
+        return self.config.clips_per_video if self._is_random else None
 
     def __len__(self) -> int:
-        if self._is_random:
-            return len(self.videos) * self._clips * self.block
-        return int(self._ends[-1])
+        clips = self._ends[-1] if self._clips is None else len(self.videos) * self._clips
+        return int(clips) * (self.block if self._is_random else 1)
 
     def validated(self, count: int) -> Validated:
         """Returns clips for a validation, evenly over the videos: a mean over videos.
@@ -124,14 +125,21 @@ class Clips:
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
-        """Returns the cumulative number of places of clips, one for each video.
+        """Returns the cumulative number of clips, one for each video.
 
-        They are fixed windows, or, to validate a run with random ones, all frames where a clip can
-        begin.
+        They are consecutive windows, or as many random clips. To validate a run with random ones,
+        they are all frames where a clip can begin.
         """
-        if self.config.windows == "fixed":
+        if self.config.windows == "fixed" or self.train:
             return np.cumsum(self.videos.windows(self.frames))
         return np.cumsum(self.videos.starts(self.frames))
+
+    def _video_of(self, clip: int) -> tuple[Video, int]:
+        """Returns the video of a clip, and the clip's number in it."""
+        if self._clips is not None:
+            return self.videos[clip // self._clips], clip % self._clips
+        number = int(np.searchsorted(self._ends, clip, side="right"))
+        return self.videos[number], clip - (int(self._ends[number - 1]) if number else 0)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Loads one clip.
@@ -164,7 +172,7 @@ class Clips:
 
     def _crops(self, clip: int, draws: np.ndarray) -> list[dict[str, np.ndarray]]:
         """Decodes a clip once, and returns an example for each row of random numbers."""
-        video = self.videos[clip // self._clips]
+        video, _ = self._video_of(clip)
         piece, numbers = self._choose(video, draws[0, :2])
         positions = [self._position(piece, row) for row in draws]
         examples = self._read(piece, numbers, positions)
@@ -218,9 +226,7 @@ class Clips:
         )
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        video = self.videos[number]
-        place = index - (int(self._ends[number - 1]) if number else 0)
+        video, place = self._video_of(index)
         at = self._window if self.config.windows == "fixed" else self._from
         (example,) = self._read(*at(video, place), [video_frames.CropPosition()])
         example["augment"] = np.asarray(IDENTITY, np.float32)

@@ -75,9 +75,10 @@ class Config(DataConfig):
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
-    clips_per_video: bounds.Count = 1
-    """Training clips per video and epoch, each at a random position and decoded by itself. So a
-    film counts as much as a short clip; with windows fixed, each counts by its length."""
+    clips_per_video: bounds.Count | None = 1
+    """Training clips per video and epoch, each at a random position and decoded by itself: a film
+    counts as much as a short clip. None takes as many as fit into the video one after another, so
+    each video counts by its length, as with windows fixed."""
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the

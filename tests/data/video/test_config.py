@@ -1,6 +1,7 @@
 """The video data set: the frames of an example, its augmentation, and skipped files."""
 
 import itertools
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from data.video import sample_videos as sample
 
-from jaxtrain.data import validation, video
+from jaxtrain.data import sampler, validation, video
 from jaxtrain.data.video import pieces
 from jaxtrain.errors import BadExample, InputError
 
@@ -107,6 +108,33 @@ def test_clips_per_video_multiply_training_only(
             sources.train.example(index, _rng(index))
     assert asked == [path for path in paths for _ in range(3)]
     assert sources.train.fingerprint != _open(data).train.fingerprint
+
+
+def test_a_film_counts_as_a_clip_or_by_its_length(tmp_path: Path) -> None:
+    """In an epoch, a video has one clip, or as many as fit into it one after another."""
+    for name, frames in (("a", 13), ("film", 60), ("v", 24)):
+        sample.write(tmp_path / "train" / f"{name}.mp4", frames)
+    sample.write(tmp_path / "val" / "b.mp4", 12)
+
+    def drawn(clips: int | None, seed: int) -> tuple[Any, list[str]]:
+        source = _open(tmp_path, clips_per_video=clips, **PLAIN).train
+        order = sampler.order_of(source, seed)
+        indices = [order(position) for position in range(len(source))]
+        assert sorted(indices) == list(range(len(source)))
+        return source, [source._video_of(index)[0].name for index in indices]
+
+    once, names = drawn(1, 0)
+    assert sorted(names) == ["train/a.mp4", "train/film.mp4", "train/v.mp4"]
+    train, names = drawn(None, 0)
+    counts = {name: names.count(name) for name in names}
+    assert counts == {"train/a.mp4": 2, "train/film.mp4": 10, "train/v.mp4": 4}
+    assert drawn(None, 1)[1] != names  # they are shuffled together
+    starts = [_numbers(train.example(2 + seed % 10, _rng(seed)))[0] for seed in range(60)]
+    assert (min(starts) < 6, max(starts) > 44) == (True, True)  # anywhere in the film
+    assert train.fingerprint != once.fingerprint
+    worker = pickle.loads(pickle.dumps(train))
+    one, two = train.example(15, _rng(5)), worker.example(15, _rng(5))
+    np.testing.assert_array_equal(one["video"], two["video"])
 
 
 def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
