@@ -2,10 +2,10 @@
 
 Sources: [D] NVIDIA's datasheet of the card; [W] NVIDIA's architecture white paper (Ampere GA100,
 GA102, Ada AD102, Hopper GH100, Blackwell RTX); [X] the descriptions that XLA itself ships
-(xla/backends/gpu/target_config/specs: a100_sxm_40, a100_sxm_80, h100_pcie, b200), in place of [W]
-for these cards; [P] CUDA C++ programming guide, table of technical specifications by compute
-capability; [S] total memory as nvidia-smi prints it; [A] an assumption, labeled as such wherever it
-is used.
+(xla/backends/gpu/target_config/specs: a6000, a100_sxm_40, a100_sxm_80, h100_pcie, h200, b200), in
+place of [W] for these cards; [P] CUDA C++ programming guide, table of technical specifications by
+compute capability; [S] total memory as nvidia-smi prints it; [A] an assumption, labeled as such
+wherever it is used.
 """
 
 import dataclasses

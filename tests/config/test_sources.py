@@ -252,6 +252,10 @@ BERT = Recipe(
         "google-research/bert at eedf571: modeling.py (BertConfig), optimization.py, "
         "create_pretraining_data.py; with the values of https://arxiv.org/abs/1810.04805, A.2"
     ),
+    # Read in November 2026 in stored copies of that repository: optimization.py and the flags of
+    # run_pretraining.py at 02102db, create_pretraining_data.py at 0be1c86 (without
+    # do_whole_word_mask, which is in later copies); bert_config.json of the base model, but for
+    # vocab_size; A.2 of the paper for batch, rate, steps, dropout, and lengths.
     values={
         "vocab_size": 30_522,
         "hidden_size": 768,
@@ -355,6 +359,8 @@ _NANOCHAT_IGNORED = {
 NANOCHAT_2025 = Recipe(
     configs=("gpt_h100_8",),
     source="karpathy/nanochat at c75fe54: scripts/base_train.py, nanochat/gpt.py, nanochat/muon.py",
+    # Read in November 2026 in copies without a revision: base_train.py and get_muon_momentum of
+    # October 2025, gpt.py of the same time (025c432 of a fork), scripts/tok_train.py (65,536).
     values={
         "run": "dummy",
         "device_type": "",
@@ -425,6 +431,9 @@ NANOCHAT_2025 = Recipe(
 NANOCHAT_2026 = Recipe(
     configs=("gpt_2026_h100_1", "gpt_2026_h100_8"),
     source="karpathy/nanochat at 92d63d4: scripts/base_train.py, nanochat/(gpt|optim).py",
+    # Read in November 2026: all flags and the momentum of base_train.py at 00255c1, optim.py at
+    # 0e4b3fa; copies without a revision of gpt.py (1.2, 100,000, 1e-10, beta2 0.9) and of
+    # scripts/tok_train.py (32,768).
     values={
         "run": "dummy",
         "device_type": "",
@@ -640,6 +649,9 @@ WAN = Recipe(
         "https://huggingface.co/Wan-AI/Wan2.2-TI2V-5B-Diffusers, vae/config.json; no recipe of its "
         "training has been published"
     ),
+    # Read in November 2026: vae22_diffusers_config of diffusers' converter, which wrote that file,
+    # the defaults of AutoencoderKLWan for the keys that it omits, and copies of the file itself in
+    # other programs, which have all keys but _diffusers_version.
     values={
         "_class_name": "AutoencoderKLWan",
         "_diffusers_version": "0.35.0.dev0",

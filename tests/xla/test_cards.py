@@ -43,6 +43,12 @@ def test_the_names_of_shipped_configs_contain_their_card() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "teraflops"),
+    # Read in November 2026: rates of A40, L4, H100 NVL, and H100 (GH200) in nanochat's
+    # get_peak_flops, which has 836 for H200 NVL (half of the datasheet's 1,671); of A10G in other
+    # programs; names and memory of A800 PCIe, H100 NVL, GH200, L4, and B200 in outputs of
+    # nvidia-smi; A6000, H200, and B200 as XLA describes them (4336d12, 300ec95); A40 in
+    # techpowerup's table, and the bandwidth of A10G at baseten.co. Not read anywhere: the memory of
+    # A40 in MiB, multiprocessors and clock of A10G, clocks of the NVL cards.
     [
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
@@ -50,6 +56,10 @@ def test_the_names_of_shipped_configs_contain_their_card() -> None:
         ("NVIDIA A10", 125),
         ("NVIDIA A10G", 70),
         ("NVIDIA A100-PCIE-40GB", 312),
+        ("NVIDIA A40", 149.7),
+        ("NVIDIA A800 80GB PCIe", 312),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 989),
         ("NVIDIA L4", 121),
         ("cpu", None),
