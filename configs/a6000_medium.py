@@ -13,7 +13,6 @@ from jaxtrain.data import text
 from jaxtrain.models import llama
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
     model=llama.Config(
         vocab_size=20_000,
@@ -24,7 +23,6 @@ run = config.Run(
         kv_heads=4,
         ff=1536,
         dropout=0.0,
-        remat="none",
     ),
     data=text.Causal(batch_size=128, prefetch=4),  # 262,144 tokens
     optim=config.Optim(
@@ -39,8 +37,6 @@ run = config.Run(
         max_grad_norm=1.0,
     ),
     mesh=config.Mesh(data=1, fsdp=1, shard="optimizer"),
-    loop=config.Loop(
-        steps=100_000, log_every=50, eval_every=2000, eval_examples=256, hang_timeout_s=1800.0
-    ),
+    loop=config.Loop(steps=100_000, log_every=50, eval_every=2000, eval_examples=256),
     checkpoint=config.Checkpoint(every=5000, keep=3, best_metric="val/bits_per_byte"),
 )

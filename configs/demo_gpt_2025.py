@@ -1,7 +1,7 @@
 """GPT of 2025, small, on two CPU cores: its export opens in transformers.
 
 Trains on the documentation of Python's standard library; set `--data.path` to use your own text.
-The same size as `demo_gpt`, whose model of 2026 transformers does not have.
+The same as `demo_gpt`, whose model of 2026 transformers does not have, with the optimizer of 2025.
 
 Guide: docs/guides/gpt.md. A specialist would use more text, and a larger `model.depth`.
 
@@ -9,28 +9,14 @@ Guide: docs/guides/gpt.md. A specialist would use more text, and a larger `model
 """
 
 from jaxtrain import config
+from jaxtrain.models import gpt
 
-run = config.named("gpt_h200_1").override(
+run = config.named("demo_gpt").override(
     {
-        "precision": "float32",  # CPUs compute bfloat16 slowly
-        "model.vocab_size": 2048,
-        "model.sequence_length": 128,
-        "model.depth": 4,
-        "model.width": 128,
-        "model.heads": 4,
-        "data.demo": True,
-        "data.batch_size": 16,
-        "optim.warmup_steps": None,
+        "model": gpt.Config(vocab_size=2048, sequence_length=128, depth=4, width=128, heads=4),
+        "optim": config.named("gpt_h200_1").optim,
         "optim.warmup_fraction": 0.05,
         "optim.accumulate": 1,
         "optim.muon.momentum_steps": 100,
-        "loop.tokens_per_param": None,
-        "loop.steps": 200,
-        "loop.log_every": 20,
-        "loop.eval_every": 100,
-        "loop.eval_examples": 64,
-        "loop.hang_timeout_s": 600.0,
-        "checkpoint.every": 100,
-        "checkpoint.keep": 2,
     }
 )

@@ -17,7 +17,6 @@ from jaxtrain.data import text
 from jaxtrain.models import modern_bert
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
     model=modern_bert.Config(
         vocab_size=50_368,
@@ -32,7 +31,6 @@ run = config.Run(
     ),
     data=text.Masked(
         batch_size=4608,  # 64 sequences x 8 GPUs x 9
-        prefetch=2,
         tokenizer_kind="bpe",
     ),
     optim=config.Optim(

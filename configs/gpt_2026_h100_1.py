@@ -17,12 +17,9 @@ model = gpt.Config.of_2026(vocab_size=32_768, sequence_length=2048, depth=12)
 scaling = model.scaling(tokens_per_parameter=12)
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
     model=model,
-    data=text.Causal(
-        batch_size=scaling.batch_tokens // model.sequence_length, fit_documents=True, prefetch=2
-    ),
+    data=text.Causal(batch_size=scaling.batch_tokens // model.sequence_length, fit_documents=True),
     optim=config.Optim(
         peak_lr=6e-4,  # of no parameter
         schedule="trapezoid",
@@ -55,7 +52,6 @@ run = config.Run(
         log_every=10,
         eval_every=250,
         eval_examples=2048,  # 4.2 million tokens
-        hang_timeout_s=1800.0,
     ),
     checkpoint=config.Checkpoint(every=1000, keep=3, best_metric="val/bits_per_byte"),
 )

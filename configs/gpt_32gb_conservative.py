@@ -18,10 +18,9 @@ from jaxtrain.models import gpt
 _scale = (16 * 1536 / 2**19) ** 0.5
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
-    model=gpt.Config(vocab_size=65_536, sequence_length=1536, depth=12, remat="none"),
-    data=text.Causal(batch_size=16, prefetch=2),
+    model=gpt.Config(vocab_size=65_536, sequence_length=1536, depth=12),
+    data=text.Causal(batch_size=16),
     optim=config.Optim(
         peak_lr=6e-4,  # AdamW, except embedding and output layer
         schedule="trapezoid",
@@ -38,8 +37,6 @@ run = config.Run(
         ),
     ),
     mesh=config.Mesh(data=1, fsdp=1, shard="optimizer"),
-    loop=config.Loop(
-        tokens_per_param=20, log_every=10, eval_every=250, eval_examples=1024, hang_timeout_s=1800.0
-    ),
+    loop=config.Loop(tokens_per_param=20, log_every=10, eval_every=250, eval_examples=1024),
     checkpoint=config.Checkpoint(every=1000, keep=3, best_metric="val/bits_per_byte"),
 )

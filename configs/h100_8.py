@@ -16,7 +16,6 @@ from jaxtrain.data import video
 from jaxtrain.models import video_ae
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
     model=video_ae.Config(
         frames=13,
@@ -25,12 +24,10 @@ run = config.Run(
         latent_channels=16,
         encoder_width=64,
         decoder_widths=(256, 128, 64, 64),
-        remat="none",
         reconstruction_weight=20.0,
     ),
     data=video.Config(
         batch_size=128,  # 8 clips x 8 GPUs x 2 microbatches
-        prefetch=2,
         train_split=0.95,
         min_frame_delta=1,
         max_frame_delta=2,

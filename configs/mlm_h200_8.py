@@ -14,7 +14,6 @@ from jaxtrain.data import text
 from jaxtrain.models import mlm
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
     model=mlm.Config(
         vocab_size=25_000,
@@ -24,11 +23,9 @@ run = config.Run(
         heads=8,
         dropout=0.1,
         mask_fraction=0.15,
-        remat="none",
     ),
     data=text.Masked(
         batch_size=768,  # 96 sequences x 8 GPUs
-        prefetch=2,
         max_examples=10_000_000,
     ),
     optim=config.Optim(

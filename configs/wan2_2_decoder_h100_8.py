@@ -16,12 +16,10 @@ from jaxtrain.data import video
 from jaxtrain.models import wan_vae
 
 run = config.Run(
-    seed=42,
     precision="bfloat16",
     model=wan_vae.Config(frames=17, height=480, width=768, remat="block"),
     data=video.Config(
         batch_size=32,  # 2 clips x 8 GPUs x 2 microbatches
-        prefetch=2,
         train_split=0.95,
         min_frame_delta=1,
         max_frame_delta=1,

@@ -94,9 +94,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The content of ``plan --json``."""
-        rates = {"bf16_flops": self.card.bf16_flops, "memory_rate": self.card.memory_rate}
-        values = dataclasses.asdict(self)
-        return values | {"card": values["card"] | rates, "fits": self.fits}
+        return dataclasses.asdict(self) | {"fits": self.fits}
 
     def __str__(self) -> str:
         """The page that ``jaxtrain plan`` prints, with arguments instead of flags."""

@@ -71,65 +71,41 @@ _PCIE_5_ALONE = (
 )
 
 
-def _card(
-    name: str,
-    teraflops: float,
-    terabytes: float,
-    memory_mib: int,
-    capability: tuple[int, int],
-    cores: int,
-    clock_ghz: float,
-    l2_mib: float,
-    links: tuple[float, float, str],
-) -> Card:
-    sizes = {"memory": memory_mib * MIB, "l2": int(l2_mib * MIB)}
-    rates = {"bf16_flops": teraflops * 1e12, "memory_rate": terabytes * 1e12}
-    link = dict(zip(("link_rate", "node_rate", "link"), links, strict=True))
-    more: dict[str, Any] = {**sizes, **rates, **link}
-    return Card(name=name, capability=capability, cores=cores, clock_ghz=clock_ghz, **more)
-
-
-# Of the names that a device's has all words of, the first counts.
+# Name, TFLOP/s, TB/s, MiB, capability, multiprocessors, GHz, MiB of cache, links. If the name of a
+# device has all words of several short names, the first counts.
+_TABLE: dict[str, tuple[Any, ...]] = {
+    "a10": ("NVIDIA A10", 125, 0.6, 23028, (8, 6), 72, 1.695, 6, _PCIE_4),
+    "a10g": ("NVIDIA A10G", 70, 0.6, 23028, (8, 6), 80, 1.71, 6, _PCIE_4),
+    "a40": ("NVIDIA A40", 149.7, 0.696, 46068, (8, 6), 84, 1.74, 6, _PCIE_4_ALONE),
+    "a6000": ("NVIDIA RTX A6000", 154.8, 0.768, 49140, (8, 6), 84, 1.8, 6, _PCIE_4_ALONE),
+    "a100-40gb": ("NVIDIA A100-SXM4-40GB", 312, 1.555, 40960, (8, 0), 108, 1.41, 40, _NVLINK_3),
+    "a100-pcie": ("NVIDIA A100 80GB PCIe", 312, 1.935, 81920, (8, 0), 108, 1.41, 40, _PCIE_4_ALONE),
+    "a100": ("NVIDIA A100-SXM4-80GB", 312, 2.039, 81920, (8, 0), 108, 1.41, 40, _NVLINK_3),
+    "a800-pcie": ("NVIDIA A800 80GB PCIe", 312, 1.935, 81920, (8, 0), 108, 1.41, 40, _PCIE_4_ALONE),
+    "a800": ("NVIDIA A800-SXM4-80GB", 312, 2.039, 81920, (8, 0), 108, 1.41, 40, _NVLINK_3_A800),
+    "h100-pcie": ("NVIDIA H100 PCIe", 756, 2.0, 81559, (9, 0), 114, 1.755, 50, _PCIE_5_ALONE),
+    "h100-nvl": ("NVIDIA H100 NVL", 835, 3.9, 95830, (9, 0), 132, 1.785, 50, _PCIE_5_ALONE),
+    "h100": ("NVIDIA H100 80GB HBM3", 989, 3.35, 81559, (9, 0), 132, 1.98, 50, _NVLINK_4),
+    "h200-nvl": ("NVIDIA H200 NVL", 835, 4.8, 143771, (9, 0), 132, 1.785, 50, _PCIE_5_ALONE),
+    "h200": ("NVIDIA H200", 989, 4.8, 143771, (9, 0), 132, 1.98, 50, _NVLINK_4),
+    "gh200": ("NVIDIA GH200 480GB", 989, 4.0, 97871, (9, 0), 132, 1.98, 50, _NVLINK_4),
+    "b200": ("NVIDIA B200", 2250, 8.0, 183359, (10, 0), 148, 1.965, 126.5, _NVLINK_5),
+    "l4": ("NVIDIA L4", 121, 0.3, 23034, (8, 9), 58, 2.04, 48, _PCIE_4),
+    "l40s": ("NVIDIA L40S", 362, 0.864, 46068, (8, 9), 142, 2.52, 96, _PCIE_4),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", 165.2, 1.008, 24564, (8, 9), 128, 2.52, 72, _PCIE_4),
+    "rtx5090": ("NVIDIA GeForce RTX 5090", 209.5, 1.792, 32607, (12, 0), 170, 2.407, 96, _PCIE_5),
+}
 CARDS = {
-    "a10": _card("NVIDIA A10", 125, 0.6, 23028, (8, 6), 72, 1.695, 6, _PCIE_4),
-    "a10g": _card("NVIDIA A10G", 70, 0.6, 23028, (8, 6), 80, 1.71, 6, _PCIE_4),
-    "a40": _card("NVIDIA A40", 149.7, 0.696, 46068, (8, 6), 84, 1.74, 6, _PCIE_4_ALONE),
-    "a6000": _card("NVIDIA RTX A6000", 154.8, 0.768, 49140, (8, 6), 84, 1.8, 6, _PCIE_4_ALONE),
-    "a100-40gb": _card(
-        "NVIDIA A100-SXM4-40GB", 312, 1.555, 40960, (8, 0), 108, 1.41, 40, _NVLINK_3
-    ),
-    "a100-pcie": _card(
-        "NVIDIA A100 80GB PCIe", 312, 1.935, 81920, (8, 0), 108, 1.41, 40, _PCIE_4_ALONE
-    ),
-    "a100": _card("NVIDIA A100-SXM4-80GB", 312, 2.039, 81920, (8, 0), 108, 1.41, 40, _NVLINK_3),
-    "a800-pcie": _card(
-        "NVIDIA A800 80GB PCIe", 312, 1.935, 81920, (8, 0), 108, 1.41, 40, _PCIE_4_ALONE
-    ),
-    "a800": _card(
-        "NVIDIA A800-SXM4-80GB", 312, 2.039, 81920, (8, 0), 108, 1.41, 40, _NVLINK_3_A800
-    ),
-    "h100-pcie": _card("NVIDIA H100 PCIe", 756, 2.0, 81559, (9, 0), 114, 1.755, 50, _PCIE_5_ALONE),
-    "h100-nvl": _card("NVIDIA H100 NVL", 835, 3.9, 95830, (9, 0), 132, 1.785, 50, _PCIE_5_ALONE),
-    "h100": _card("NVIDIA H100 80GB HBM3", 989, 3.35, 81559, (9, 0), 132, 1.98, 50, _NVLINK_4),
-    "h200-nvl": _card("NVIDIA H200 NVL", 835, 4.8, 143771, (9, 0), 132, 1.785, 50, _PCIE_5_ALONE),
-    "h200": _card("NVIDIA H200", 989, 4.8, 143771, (9, 0), 132, 1.98, 50, _NVLINK_4),
-    "gh200": _card("NVIDIA GH200 480GB", 989, 4.0, 97871, (9, 0), 132, 1.98, 50, _NVLINK_4),
-    "b200": _card("NVIDIA B200", 2250, 8.0, 183359, (10, 0), 148, 1.965, 126.5, _NVLINK_5),
-    "l4": _card("NVIDIA L4", 121, 0.3, 23034, (8, 9), 58, 2.04, 48, _PCIE_4),
-    "l40s": _card("NVIDIA L40S", 362, 0.864, 46068, (8, 9), 142, 2.52, 96, _PCIE_4),
-    "rtx4090": _card(
-        "NVIDIA GeForce RTX 4090", 165.2, 1.008, 24564, (8, 9), 128, 2.52, 72, _PCIE_4
-    ),
-    "rtx5090": _card(
-        "NVIDIA GeForce RTX 5090", 209.5, 1.792, 32607, (12, 0), 170, 2.407, 96, _PCIE_5
-    ),
+    short: Card(
+        *(name, flops * 1e12, rate * 1e12, memory * MIB, capability, cores, clock),
+        *(int(l2 * MIB), *links),
+    )
+    for short, (name, flops, rate, memory, capability, cores, clock, l2, links) in _TABLE.items()
 }
 
 # Words that tell a card from others in the name of a device, if they are not those of the short
 # name. Names vary: an A10 is also "A10-24Q", and an H100 also "H100 80GB HBM3 MIG 3g.40gb".
 _WORDS = {"rtx4090": "RTX 4090", "rtx5090": "RTX 5090"}
-
-_OF_MEMORY = {"32gb": "rtx5090"}
 
 # By compute capability [P]: threads, bytes of shared memory, maximum bytes of shared memory per
 # block, and float32 units; of a multiprocessor.
@@ -194,7 +170,7 @@ def card_of_config(name: str) -> str | None:
 
 def usual_card(name: str) -> str:
     """The default card for a config named after none: by the memory in its name, else h100."""
-    return next((card for memory, card in _OF_MEMORY.items() if memory in name.split("_")), "h100")
+    return "rtx5090" if "32gb" in name.split("_") else "h100"
 
 
 def of_device(kind: str) -> Card | None:
