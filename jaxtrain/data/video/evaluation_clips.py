@@ -161,12 +161,9 @@ def choose(
     """
     usable = _usable(path, flag, frames, say, only)
     count = clips or len(usable)
-    if count < len(usable):
-        usable = [usable[place * len(usable) // count] for place in range(count)]
-    shares = [
-        count * (place + 1) // len(usable) - count * place // len(usable)
-        for place in range(len(usable))
-    ]
+    share, more = divmod(count, len(usable))  # as Clips.validated
+    with_more = {place * len(usable) // more for place in range(more)}
+    shares = [share + (place in with_more) for place in range(len(usable))]
     return [
         _at(runs, (number + 0.5) / share, frames, height, width)
         for runs, share in zip(usable, shares, strict=True)

@@ -11,7 +11,7 @@ import pytest
 from data.video import sample_videos as sample
 
 from jaxtrain.data import sampler, validation, video
-from jaxtrain.data.video import pieces
+from jaxtrain.data.video import evaluation_clips, pieces
 from jaxtrain.errors import BadExample, InputError
 
 PLAIN: dict[str, Any] = {  # no augmentation
@@ -88,6 +88,32 @@ def test_validation_clips_are_centered_and_not_augmented(data: Path) -> None:
     chosen = val.validated(1)
     assert _numbers(val.example(int(chosen.indices[0]), _rng(0))) == [12, 13, 14, 15, 16, 17]
     np.testing.assert_array_equal(one["augment"], np.array([1, 1, 1, 0, 0], np.float32))
+
+
+@pytest.mark.parametrize("count", [2, 4, 6, 9])
+def test_a_validation_has_the_clips_of_evaluate(count: int, tmp_path: Path) -> None:
+    """On the pieces of a run, `evaluate` measures what the run validates on."""
+    sample.write(tmp_path / "train" / "a.mp4", 12)
+    for number, frames in enumerate((26, 31, 40, 60)):
+        sample.write(tmp_path / "val" / f"{number}.mp4", frames)
+    val = _open(tmp_path, **PLAIN).val
+    chosen = val.validated(count)
+    evaluated = evaluation_clips.choose(
+        val.videos.table.folder,
+        "--data",
+        frames=6,
+        height=sample.HEIGHT,
+        width=sample.WIDTH,
+        clips=count,
+        say=lambda line: None,
+        only={video.name for video in val.videos},
+    )
+    examples = [val.example(int(index), _rng(0)) for index in chosen.indices]
+    assert [_numbers(example) for example in examples] == [
+        [sample.number_of(image) for image in clip.read()] for clip in evaluated
+    ]
+    of_videos = np.unique(chosen.groups, return_counts=True)[1]
+    np.testing.assert_allclose(chosen.weights, np.repeat(1 / of_videos, of_videos), rtol=1e-6)
 
 
 def test_clips_per_video_multiply_training_only(

@@ -45,8 +45,8 @@ def test_clips_are_spread_evenly(tmp_path: Path) -> None:
     assert clips_of(videos, None) == clips_of(videos, 4) == everything
     assert clips_of(videos, 2) == [("0.mp4", 0.5), ("2.mp4", 0.5)]
     six = clips_of(videos, 6)
-    assert [name for name, _ in six] == ["0.mp4", "1.mp4", "1.mp4", "2.mp4", "3.mp4", "3.mp4"]
-    assert [at for _, at in six] == [0.5, 0.25, 0.75, 0.5, 0.25, 0.75]
+    assert [name for name, _ in six] == ["0.mp4", "0.mp4", "1.mp4", "2.mp4", "2.mp4", "3.mp4"]
+    assert [at for _, at in six] == [0.25, 0.75, 0.5, 0.25, 0.75, 0.5]
 
 
 @pytest.fixture(scope="module")
