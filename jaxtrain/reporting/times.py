@@ -108,6 +108,11 @@ def attempts(history: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     ]
 
 
+def used_hours(attempts: Sequence[Attempt]) -> float:
+    """Returns the hours of starts, each from the start of its program to its last record."""
+    return math.fsum(max(0.0, attempt.last - attempt.began) for attempt in attempts) / 3600
+
+
 def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
     """Computes where the time went; None if no start was recorded."""
     starts = attempts(history)
