@@ -141,7 +141,8 @@ def test_ten_notices_lose_nothing(tmp_path: Path, service: Service) -> None:
     recorded = 0
 
     def trains() -> bool:
-        return max(losses(tmp_path / "run"), default=0) > recorded
+        written = (tmp_path / "run/metrics.jsonl").exists()
+        return written and max(losses(tmp_path / "run"), default=0) > recorded
 
     for number in range(10):
         service.notice = False
