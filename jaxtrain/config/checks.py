@@ -185,7 +185,7 @@ def _check_cadence(checkpoint: "Checkpoint") -> Iterator[str]:
         if not isinstance(every, str):
             cure = f"set --checkpoint.milestones {max(1, round(milestones / every)) * every}"
         yield Problem(
-            f"checkpoint.milestones={milestones} is no multiple of checkpoint.every={every}: "
+            f"checkpoint.milestones={milestones} is not a multiple of checkpoint.every={every}: "
             f"{cure}, or --checkpoint.milestones None",
             *("checkpoint.milestones", "checkpoint.every"),
         )

@@ -129,7 +129,7 @@ class _Aws:
             self._token = ""  # 401: it is too old
             raise
         except ValueError as error:
-            raise OSError(f"it is no JSON: {error}") from None
+            raise OSError(f"it is not JSON: {error}") from None
         return f"{notice.get('action')} at {notice.get('time')}"
 
 

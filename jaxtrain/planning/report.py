@@ -47,12 +47,13 @@ def on_spot(plan: Plan, spot: Spot | None) -> str:
         cost += f"; with loop.leave_notice {formats.hours(*spot.noticed)}"
     if math.isfinite(dear) and plan.run.money is not None and plan.run.money[1]:
         cost += f"; {dear / plan.run.money[1]:.0%} of the cost above"
+    restart = formats.hours(spot.restart_s / HOUR_S, spot.restart_s / HOUR_S)
     minutes = max(1, round(spot.every_s / 60))
     lines = [
         f"on spot machines, expected with {spot.preemptions:g} preemptions a day of any of them:",
         f"  {cost}",
         f"  --checkpoint.every {minutes}m (about {spot.every_steps:,} steps; Daly's optimum): a "
-        f"save costs {spot.save_s:.2g} s, a restart {formats.hours(*(2 * [spot.restart_s / HOUR_S]))}, "
+        f"save costs {spot.save_s:.2g} s, a restart {restart}, "
         f"of which {REPLACE_S / 60:g} min for another machine (assumed)",
     ]
     return "\n".join(map(_wrapped, lines))

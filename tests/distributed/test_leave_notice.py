@@ -100,7 +100,7 @@ def test_a_notice_stops_the_run_once(
     with leave_notice.heard(source, lambda: stops.append(source), service.env):
         time.sleep(0.1)
         assert not stops
-        service.broken = True  # for a moment, which is no notice
+        service.broken = True  # for a moment, without a notice
         time.sleep(0.1)
         service.broken, service.notice = False, True
         assert waited(lambda: bool(stops))
