@@ -34,11 +34,6 @@ _SIDES = 8  # all autoencoders here require multiples of it
 _MIN_RATE = Fraction(1, 1001)  # smallest frame rate that is written to a piece
 _MAX_TICKS = 65535  # most ticks per second in MPEG-4 part 2
 _FPS = 25  # for a file of unknown frame rate; nothing in training depends on it
-_TURNS: dict[int, tuple[tuple[str, ...], ...]] = {
-    90: (("transpose", "cclock"),),
-    180: (("hflip",), ("vflip",)),
-    270: (("transpose", "clock"),),
-}
 
 # A hard cut: the mean change in brightness (0 to 255) is large, and many times the running mean.
 _CUT_STEP = 24.0
@@ -265,18 +260,15 @@ class _Pieces:
 
 
 def shrinking(look: Look, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:
-    """Returns what shrinks a frame, turns it upright, and converts it to yuv420p, BT.709."""
+    """Returns what shrinks a frame, and converts it to yuv420p, BT.709."""
     graph = video_frames.FilterGraph()
 
     def filters(frame: VideoFrame) -> list[tuple[str, ...]]:
         high, wide = settings.size(*look.shown)
-        if look.rotation % 180 == 90:  # frames are shrunk before they are turned
-            high, wide = wide, high
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
         options += video_frames.color_options(frame) + video_frames.LIMITED_BT709
-        turns = ((("hflip",),) if look.mirror else ()) + _TURNS.get(look.rotation, ())
         gray = video_frames.gray_as_yuv(frame)
-        return [*gray, ("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
+        return [*gray, ("scale", options), ("format", "yuv420p"), ("setsar", "1")]
 
     return lambda frame: graph(frame, filters)
 
