@@ -67,7 +67,8 @@ def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
     by_http = "http" in (
         path if "://" in path or not Path(path).is_file() else Path(path).read_text()
     )
-    found = files.find(path, "--data.path", cache, said.append, fetch_videos=not by_http)
+    how = {"fetch_videos": not by_http, "by_http": by_http}
+    found = files.find(path, "--data.path", cache, said.append, **how)
     left = {video.url: video.version for video in found if video.url}
     copies = remote.fetch(left, cache, "--data.path", said.append)
     return [

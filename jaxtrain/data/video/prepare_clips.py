@@ -52,7 +52,8 @@ def run(
         RunAgain: a bucket or a disk is unavailable.
     """
     _check_apart(source, out)
-    videos = files.find(source, "SOURCE", cache.root(None), say, fetch_videos=False)
+    root = cache.root(None)
+    videos = files.find(source, "SOURCE", root, say, fetch_videos=False, by_http=True)
     if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, videos)):
         raise InputError(
             f"SOURCE {source}: none of its {len(videos):,} entries exists on this machine, such as "

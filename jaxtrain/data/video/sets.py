@@ -198,7 +198,7 @@ class CachedSet:
         size, length, and quality. Of several, it is the one with just the settings that are needed,
         or else the oldest, so that sets that are made later do not change a run that resumes.
         """
-        videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
+        videos = files.find(path, flag, root, say, fetch_videos=False)
         sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
         folders = folder_in(root)
         name = f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
