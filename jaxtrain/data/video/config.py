@@ -17,7 +17,7 @@ from jaxtrain.config import bounds
 from jaxtrain.data import listing, quarantine
 from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.source import ArrayTypes, Sources
-from jaxtrain.data.video import demo_videos, latents, pieces, prepare_clips, sets, split
+from jaxtrain.data.video import demo_videos, latents, pieces, sets, split
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import IDENTITY, Clips
@@ -177,11 +177,12 @@ class Config(DataConfig):
         if self.path is None or addresses.is_address(self.path):
             return False
         # Larger crops would be shrunk on the host first, which takes longer than converting there.
-        crop = prepare_clips.largest_crop(expanded(self.path))
+        made_for = sets.settings_of(expanded(self.path))
+        if made_for is None:  # a run cuts other videos into pieces of just this size
+            return True
+        crop = video_frames.plane_size(made_for.height, made_for.width, made_for.min_crop_scale)
         most = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
-        return crop is None or all(  # a run cuts other videos into pieces of just this size
-            side <= limit for side, limit in zip(crop, most, strict=True)
-        )
+        return all(side <= limit for side, limit in zip(crop, most, strict=True))
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Returns shape and dtype of each array of an example, before :meth:`sent`."""
@@ -328,11 +329,11 @@ class Config(DataConfig):
         quarantine.name_first(bad, say)
         sizes = np.ones(len(usable), np.int64)
         if self.windows == "fixed":
-            sizes = opened.table.windows(model.frames)[usable]
+            sizes = opened.table.clips(model.frames, model.frames)[usable]
         described = _described(opened.table, usable)
         train, val = split.choose(described, given, sizes.tolist(), self.train_split, source, say)
         splits = [
-            Videos.stored(table, numbers[chosen], root / "splits", say)
+            Videos.of(table, numbers[chosen])
             for table, numbers, chosen in (
                 (opened.table, usable, train),
                 (val_opened.table, of_val, val),
@@ -416,7 +417,7 @@ class Config(DataConfig):
             prepare_long=self.prepare,
             bucket=cache.url(self.cache_dir),
         )
-        long_enough = opened.table.longest >= model.frames
+        long_enough = opened.table.clips(model.frames, 1) > 0
         usable, short = np.flatnonzero(long_enough), np.flatnonzero(~long_enough)
         bad = [*opened.bad]
         if len(short):

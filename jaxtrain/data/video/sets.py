@@ -205,7 +205,7 @@ class CachedSet:
         wanted = folders / name
         made = folders.glob(f"{sources}-*")
         for other in sorted(made, key=lambda one: (one != wanted, _finished_ns(one), one.name)):
-            settings = _settings(other)
+            settings = settings_of(other)
             if settings is not None and settings.covers(needed) and _is_complete(other):
                 return cls(path, flag, videos, settings, root, str(other), prepare_long)
         folder = str(wanted)
@@ -219,7 +219,7 @@ class CachedSet:
     def is_complete(self) -> bool:
         """Returns whether the set is made."""
         if addresses.is_address(self.folder):
-            return _settings(self.folder) is not None and _is_finished(self.folder)
+            return settings_of(self.folder) is not None and _is_finished(self.folder)
         return _is_complete(Path(self.folder))
 
     @functools.cached_property
@@ -284,7 +284,7 @@ def _link_tars_of_same_source(source: str, needed: Settings, root: Path, folder:
     Those of other videos are then made already. What is made again replaces the link alone.
     """
     others = (place for place in cached(root) if place.source == source)
-    last = next((place for place in others if _settings(place.folder) == needed), None)
+    last = next((place for place in others if settings_of(place.folder) == needed), None)
     if last is None:
         return
     work = folder.with_name(f"{folder.name}.linking")
@@ -344,12 +344,15 @@ def _mark_used(folder: Path, source: str) -> None:
     (folder / _USED).write_text(source, encoding="utf-8", errors="surrogateescape")
 
 
-def _settings(folder: Path | str) -> Settings | None:
+def settings_of(folder: Path | str) -> Settings | None:
+    """Returns the settings of a set; None for other folders, and sets of other versions."""
     kept = resumable.settings_of(folder) or {}
-    names = {field.name for field in dataclasses.fields(Settings)}
-    if kept.get("version") != VERSION or not names <= kept.keys():
+    if kept.pop("version", None) != VERSION:
         return None
-    return Settings(**{name: kept[name] for name in names})
+    try:
+        return Settings(**kept)
+    except (TypeError, InputError):
+        return None
 
 
 def _finished_ns(folder: Path) -> int:
@@ -373,7 +376,7 @@ def _is_finished(folder: Path | str) -> bool:
 
 def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
     resumable.check_complete(path)
-    opened = _opened(_local(path, flag, root, say), path, flag, _settings(path))
+    opened = _opened(_local(path, flag, root, say), path, flag, settings_of(path))
     if opened.bad:  # `prepare clips` has named them, and ended with 1
         say(
             f"{flag} {addresses.public(path)}: made of {opened.inputs:,} videos, of which "
@@ -762,25 +765,13 @@ class Table:
         names = numbers_of(self._path(_NAMES), "uint8").tobytes()
         return [os.fsdecode(names[start:stop]) for start, stop in self.rows["name"].tolist()]
 
-    @property
-    def longest(self) -> np.ndarray:
-        """Returns the number of frames of each video's longest piece."""
-        return self._reduced(np.maximum, 1)
-
-    def windows(self, frames: int) -> np.ndarray:
-        """Returns each video's number of consecutive windows in its pieces."""
-        return self._reduced(np.add, frames)
-
-    def starts(self, frames: int) -> np.ndarray:
-        """Returns each video's number of places in its pieces where a clip can begin."""
-        return self._reduced(np.add, 1, less=frames - 1)
-
-    def _reduced(self, by: np.ufunc, unit: int, less: int = 0) -> np.ndarray:
+    def clips(self, frames: int, every: int) -> np.ndarray:
+        """Returns the number of clips of each video that begin at every n-th frame of a piece."""
         if not self.length:
             return np.zeros(0, np.int64)
-        frames = numbers_of(self._path(_PIECES), _PIECE)["frames"].astype(np.int64)
-        counts = np.maximum(frames - less, 0) // unit
-        result: np.ndarray = by.reduceat(counts, self.rows["first"].astype(np.int64))
+        lengths = numbers_of(self._path(_PIECES), _PIECE)["frames"].astype(np.int64)
+        counts = clips_in(lengths, frames, every)
+        result: np.ndarray = np.add.reduceat(counts, self.rows["first"].astype(np.int64))
         return result
 
     def video(self, number: int) -> Video:
@@ -832,75 +823,56 @@ class Table:
         return Table, (self.folder, self.length)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Videos:
-    """Some videos of a set, such as one split. Cheap to pickle.
+    """Some videos of a set, such as one split.
 
     Attributes:
         table: of the set.
-        numbers: file with their numbers in the table, int64.
-        length: number of videos.
+        chosen: their numbers in the table, int64: 8 MB for a million.
         content: digest of the videos and of their pieces.
     """
 
     table: Table
-    numbers: str
-    length: int
+    chosen: np.ndarray
     content: str
 
     @classmethod
-    def stored(cls, table: Table, numbers: np.ndarray, folder: Path, say: Say) -> "Videos":
-        """Writes the numbers, unless they exist, into a folder whose name depends on them.
-
-        Raises:
-            InputError: the disk is read-only.
-            RunAgain: the disk is full.
-        """
-        chosen = np.asarray(numbers, np.int64)
+    def of(cls, table: Table, chosen: np.ndarray) -> "Videos":
+        """Returns the videos with these numbers."""
         rows, names = table.rows[chosen], table.names
         described = [
             (names[number], int(row["size"]), row["ends"].decode(), int(row["frames"]))
             for number, row in zip(chosen.tolist(), rows, strict=True)
         ]
-        content = cache.digest(sorted(described), table.about["settings"])
-
-        def build(work: Path) -> dict[str, Any]:
-            chosen.tofile(work / "numbers")
-            return {"videos": len(chosen)}
-
-        target = folder / f"split-{cache.digest(chosen.tolist(), content)[:20]}"
-        cache.make_folder(target, build, say)
-        return cls(table, str(target / "numbers"), len(chosen), content)
+        return cls(table, chosen, cache.digest(sorted(described), table.about["settings"]))
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.chosen)
 
     def __getitem__(self, number: int) -> Video:
-        (row,) = self._numbers.read(number, number + 1).tolist()
-        return self.table.video(row)
+        return self.table.video(int(self.chosen[number]))
 
     def __iter__(self) -> Iterator[Video]:
-        return (self[number] for number in range(self.length))
+        return (self[number] for number in range(len(self)))
 
-    def windows(self, frames: int) -> np.ndarray:
-        """Returns each video's number of consecutive windows in its pieces."""
-        windows: np.ndarray = self.table.windows(frames)[self.chosen]
-        return windows
+    def clips(self, frames: int, every: int) -> np.ndarray:
+        """Returns :meth:`Table.clips` of these videos."""
+        clips: np.ndarray = self.table.clips(frames, every)[self.chosen]
+        return clips
 
-    def starts(self, frames: int) -> np.ndarray:
-        """Returns each video's number of places in its pieces where a clip can begin."""
-        starts: np.ndarray = self.table.starts(frames)[self.chosen]
-        return starts
 
-    @property
-    def chosen(self) -> np.ndarray:
-        """Returns the numbers of the videos in the table."""
-        return numbers_of(self.numbers, "int64")
+def clips_in(length: Any, frames: int, every: int) -> Any:
+    """Returns how many clips of some frames in a row begin at every n-th of ``length`` frames."""
+    return np.maximum((length - frames) // every + 1, 0)
 
-    @functools.cached_property
-    def _numbers(self) -> NumberFile:
-        return NumberFile(self.numbers, "int64")
 
-    def __reduce__(self) -> tuple[type["Videos"], tuple[Table, str, int, str]]:
-        """Pickles the fields, without the open files."""
-        return Videos, (self.table, self.numbers, self.length, self.content)
+def located(counts: Sequence[int] | np.ndarray, place: int) -> tuple[int, int]:
+    """Returns in which of several rows a place is, by the rows' lengths, and its place there.
+
+    Raises:
+        IndexError: the rows are shorter.
+    """
+    ends = np.cumsum(counts)
+    number = int(np.searchsorted(ends, place, side="right"))
+    return number, place - int(ends[number] - counts[number])
