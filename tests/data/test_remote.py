@@ -324,7 +324,7 @@ def test_runs_fetch_nothing_by_http(name: str, server: Server, tmp_path: Path) -
         path = str(tmp_path / name)
     words = f"prepare these first with `.* prepare clips {path} OUT`, and pass --data.path OUT"
     with pytest.raises(InputError, match=words) as caught:
-        sets.of_path(path, "--data.path", Settings(), tmp_path, print)
+        sets.CachedSet.of(path, "--data.path", Settings(), tmp_path, print)
     assert SECRET not in str(caught.value)
     assert not server.asked
 

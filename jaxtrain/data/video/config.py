@@ -361,13 +361,12 @@ class Config(DataConfig):
 
     def to_prepare(self, model: Any, say: Callable[[str], None]) -> list[sets.CachedSet]:
         """Implements :meth:`DataConfig.to_prepare`: sets of the user's videos."""
-        root, bucket = cache.root(self.cache_dir), cache.url(self.cache_dir)
+        root = cache.root(self.cache_dir)
         missing = []
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
             if path is None or disks.when_readable(functools.partial(sets.is_set, path)):
                 continue
-            needed = self.needed(model)
-            cached = sets.CachedSet.of(path, flag, needed, root, say, self.prepare, bucket)
+            cached = self._cached_set(path, flag, model, root, say)
             if not cached.is_complete():
                 missing.append(cached)
         return missing
@@ -404,19 +403,21 @@ class Config(DataConfig):
             else None,
         )
 
+    def _cached_set(
+        self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
+    ) -> sets.CachedSet:
+        bucket, needed = cache.url(self.cache_dir), self.needed(model)
+        how: dict[str, Any] = {"prepare_long": self.prepare, "bucket": bucket}
+        return sets.CachedSet.of(path, flag, needed, root, say, **how)
+
     def _set(
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[sets.Opened, np.ndarray, list[BadExample]]:
         """Returns the set of one input, the numbers of its usable videos, and its bad ones."""
-        opened = sets.of_path(
-            path,
-            flag,
-            self.needed(model),
-            root,
-            say,
-            prepare_long=self.prepare,
-            bucket=cache.url(self.cache_dir),
-        )
+        if disks.when_readable(functools.partial(sets.is_set, path)):
+            opened = sets.opened_at(path, flag, root, say)
+        else:
+            opened = self._cached_set(path, flag, model, root, say).made(say)
         long_enough = opened.table.clips(model.frames, 1) > 0
         usable, short = np.flatnonzero(long_enough), np.flatnonzero(~long_enough)
         bad = [*opened.bad]

@@ -228,7 +228,7 @@ def _usable(
     bad = list[BadExample]()
     videos: list[tuple[str, list[Run]]]
     if sets.is_set(path):
-        opened = sets.of_path(path, flag, pieces.Settings(), root, say)
+        opened = sets.opened_at(path, flag, root, say)
         bad += opened.bad
         videos = [
             (video.path, _of_pieces(video))

@@ -125,38 +125,14 @@ def is_set(path: str) -> bool:
         return False
 
 
-def of_path(
-    path: str,
-    flag: str,
-    needed: Settings,
-    root: Path,
-    say: Say,
-    *,
-    prepare_long: bool = False,
-    bucket: str | None = None,
-) -> Opened:
-    """Opens the set at a path, or one that is made of the videos there, in the cache.
-
-    Args:
-        path: a set; or a folder, a video, or a list of videos.
-        flag: the option that set the path, for messages.
-        needed: settings of the pieces that a run needs.
-        root: the cache folder.
-        say: prints a message.
-        prepare_long: whether to make a set that takes more than half an hour.
-        bucket: URL of the cache, if it is in a bucket.
+def opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
+    """Opens the set at a path or URL, of which the cache at ``root`` gets a copy.
 
     Raises:
-        InputError: no videos, none can be used, or the set is incomplete or takes long to make.
+        InputError: the set is incomplete, or has no piece.
         RunAgain: a disk or a bucket is unavailable, or full.
     """
-    if disks.when_readable(lambda: is_set(path)):
-        return disks.when_readable(lambda: _opened_at(path, flag, root, say))
-    cached_set = CachedSet.of(path, flag, needed, root, say, prepare_long, bucket)
-    if not cached_set.is_complete():
-        cached_set.begin()
-        cached_set.make(say)
-    return cached_set.opened(say)
+    return disks.when_readable(lambda: _opened_at(path, flag, root, say))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,14 +165,24 @@ class CachedSet:
         needed: Settings,
         root: Path,
         say: Say,
-        prepare_long: bool,
-        bucket: str | None,
+        *,
+        prepare_long: bool = False,
+        bucket: str | None = None,
     ) -> "CachedSet":
-        """Returns the set that a run uses, complete or not; for arguments, see :func:`of_path`.
+        """Returns the set that a run uses, made or not.
 
         That is a complete set on disk that is made of the same videos and has pieces of enough
         size, length, and quality. Of several, it is the one with just the settings that are needed,
         or else the oldest, so that sets that are made later do not change a run that resumes.
+
+        Args:
+            path, flag, root, prepare_long: see :class:`CachedSet`.
+            needed: settings of the pieces that a run needs.
+            say: prints a message.
+            bucket: URL of the cache, if it is in a bucket.
+
+        Raises:
+            InputError: no videos, or a URL that runs do not read.
         """
         videos = files.find(path, flag, root, say, fetch_videos=False)
         sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
@@ -208,19 +194,33 @@ class CachedSet:
             settings = settings_of(other)
             if settings is not None and settings.covers(needed) and _is_complete(other):
                 return cls(path, flag, videos, settings, root, str(other), prepare_long)
-        folder = str(wanted)
-        if bucket is not None:
-            folder = f"{bucket}/{folders.name}/{name}"
-            copy = _copy_of(folder, root)
-            if _is_fetched(copy):  # the name says all, so that the bucket need not be asked
-                folder = str(copy)
+        folder = str(wanted) if bucket is None else f"{bucket}/{folders.name}/{name}"
         return cls(path, flag, videos, needed, root, folder, prepare_long)
 
     def is_complete(self) -> bool:
-        """Returns whether the set is made."""
+        """Returns whether the set is made, where all processes see it."""
         if addresses.is_address(self.folder):
             return settings_of(self.folder) is not None and _is_finished(self.folder)
         return _is_complete(Path(self.folder))
+
+    def made(self, say: Say) -> Opened:
+        """Opens the set, which is made if it does not exist, or fetched.
+
+        Raises:
+            InputError: none of the videos can be used, or it takes long.
+            RunAgain: a disk or a bucket is unavailable, or full.
+        """
+        if addresses.is_address(self.folder):
+            copy = _copy_of(self.folder, self.root)
+            if _is_fetched(copy):  # the name says all, so that the bucket need not be asked
+                return _opened(copy, self.path, self.flag, self.settings)
+        if not self.is_complete():
+            self.begin()
+            self.make(say)
+        folder = _local(self.folder, self.flag, self.root, say)
+        if not addresses.is_address(self.folder):
+            _mark_used(folder, addresses.public(self.path))
+        return _opened(folder, self.path, self.flag, self.settings)
 
     @functools.cached_property
     def plan(self) -> "Plan":
@@ -245,7 +245,7 @@ class CachedSet:
             InputError: it takes more than half an hour, or more than the free disk.
         """
         if not self.prepare_long:
-            self.plan.check(self.path, self.flag, self.settings, self.folder, processes)
+            self._check_short(processes)
         if addresses.is_address(self.folder):
             return
         folder, source = Path(self.folder), addresses.public(self.path)
@@ -270,12 +270,25 @@ class CachedSet:
         with worker_process.started_by_us():
             prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
 
-    def opened(self, say: Say) -> Opened:
-        """Opens it once it is complete; of a bucket, after fetching it."""
-        folder = _local(self.folder, self.flag, self.root, say)
+    def _check_short(self, processes: int) -> None:
+        """Raises InputError if it takes more than half an hour, or more than the free disk."""
+        above, free = "", math.inf
         if not addresses.is_address(self.folder):
-            _mark_used(folder, addresses.public(self.path))
-        return _opened(folder, self.path, self.flag, self.settings)
+            above = str(next(place for place in Path(self.folder).parents if place.exists()))
+            free = shutil.disk_usage(above).free
+        if self.plan.seconds / processes <= MOST_PREPARATION_S and self.plan.out_bytes <= free:
+            return
+        why = f"more than {MOST_PREPARATION_S // 60} minutes"
+        if self.plan.out_bytes > free:
+            why = f"more than the {formats.size(free)} that are free at {above}"
+        shown, settings = addresses.public(self.path), self.settings
+        raise InputError(
+            f"{self.flag} {shown}: cutting {self.plan} takes {why}: prepare the clips first with "
+            f"`{invocation.program()} prepare clips {shlex.quote(shown)} OUT --height "
+            f"{settings.height} --width {settings.width} --frames {settings.frames} --min-frames "
+            f"{settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} --min-side "
+            f"{settings.min_side}`, and pass {self.flag} OUT; or set --data.prepare True"
+        )
 
 
 def _link_tars_of_same_source(source: str, needed: Settings, root: Path, folder: Path) -> None:
@@ -504,30 +517,6 @@ class Plan:
             f"{formats.counted(self.videos, 'video')} ({self.frames:,.0f} frames, "
             f"{minutes if self.seconds >= 60 else 'less than a minute'} on "
             f"{formats.counted(limits.cores(), 'core')}, {formats.size(self.out_bytes)})"
-        )
-
-    def check(self, path: str, flag: str, settings: Settings, folder: str, processes: int) -> None:
-        """Checks that making the set is short enough to do it at the start of a run.
-
-        Raises:
-            InputError: it takes more than half an hour, or more than the free disk.
-        """
-        above, free = "", math.inf
-        if not addresses.is_address(folder):
-            above = str(next(place for place in Path(folder).parents if place.exists()))
-            free = shutil.disk_usage(above).free
-        if self.seconds / processes <= MOST_PREPARATION_S and self.out_bytes <= free:
-            return
-        why = f"more than {MOST_PREPARATION_S // 60} minutes"
-        if self.out_bytes > free:
-            why = f"more than the {formats.size(free)} that are free at {above}"
-        raise InputError(
-            f"{flag} {addresses.public(path)}: cutting {self} takes {why}: prepare the clips first "
-            f"with `{invocation.program()} prepare clips {shlex.quote(addresses.public(path))} OUT "
-            f"--height {settings.height} --width {settings.width} --frames {settings.frames} "
-            f"--min-frames {settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} "
-            f"--min-side {settings.min_side}`, "
-            f"and pass {flag} OUT; or set --data.prepare True"
         )
 
 

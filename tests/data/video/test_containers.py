@@ -323,7 +323,8 @@ def test_hdr_videos_are_named(
     (tmp_path / "cut").mkdir()
     assert pieces.cut(str(path), None, tmp_path / "cut", settings).traits == traits
     lines: list[str] = []
-    sets.of_path(str(path.parent), "--data.path", settings, tmp_path / "cache", lines.append)
+    given = (str(path.parent), "--data.path", settings, tmp_path / "cache", lines.append)
+    sets.CachedSet.of(*given).made(lines.append)
     assert lines[1:] == said  # after what is cut
 
 
