@@ -314,18 +314,14 @@ class Cached(NamedTuple):
     Attributes:
         folder: of the set.
         source: what it was made of, as a run named it.
-        videos: number of videos with pieces.
-        bytes: size of the tars.
+        videos: number of videos with pieces; None if it is incomplete.
         used_s: when a run last used it, in seconds since the epoch.
-        is_complete: whether a run can use it.
     """
 
     folder: Path
     source: str
-    videos: int
-    bytes: int
+    videos: int | None
     used_s: float
-    is_complete: bool
 
 
 def folder_in(root: Path) -> Path:
@@ -337,17 +333,9 @@ def cached(root: Path) -> Iterator[Cached]:
     """Yields the sets in a cache, those that were used last first."""
     kept = []
     for mark in folder_in(root).glob(f"*/{_USED}"):
-        folder, complete = mark.parent, _is_complete(mark.parent)
-        kept.append(
-            Cached(
-                folder,
-                mark.read_text(encoding="utf-8", errors="surrogateescape"),
-                Table.of(folder).length if complete else 0,
-                sum(tar.stat().st_size for tar in folder.glob("*.tar")),
-                mark.stat().st_mtime,
-                complete,
-            )
-        )
+        source = mark.read_text(encoding="utf-8", errors="surrogateescape")
+        videos = Table.of(mark.parent).length if _is_complete(mark.parent) else None
+        kept.append(Cached(mark.parent, source, videos, mark.stat().st_mtime))
     yield from sorted(kept, key=lambda one: -one.used_s)
 
 
