@@ -229,7 +229,6 @@ def _usable(
     videos: list[tuple[str, list[Run]]]
     if sets.is_set(path):
         opened = sets.opened_at(path, flag, root, say)
-        bad += opened.bad
         videos = [
             (video.path, _of_pieces(video))
             for video in map(opened.table.video, range(opened.table.length))

@@ -216,21 +216,9 @@ def plane_size(
     return high, wide
 
 
-class FullFrames:
-    """Converts complete frames to RGB images, uint8 [H, W, 3], all of the size of the first one."""
-
-    def __init__(self) -> None:
-        self._size: tuple[int, int] | None = None
-        self._graph = FilterGraph()
-
-    def __call__(self, frame: VideoFrame) -> np.ndarray:
-        """Returns the image of a frame."""
-        return self._graph(frame, self._filters).to_ndarray()
-
-    def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
-        stored = (frame.width, frame.height)
-        self._size = self._size or stored
-        return _filters(frame, (*stored, 0, 0), *self._size)
+def complete(frame: VideoFrame, height: int, width: int) -> list[tuple[str, ...]]:
+    """Returns filters that convert a complete frame to an RGB image of some size."""
+    return _filters(frame, (frame.width, frame.height, 0, 0), width, height)
 
 
 def crop_of(

@@ -12,6 +12,7 @@ A set is identified by its videos (names, sizes, and both ends), its settings, a
 this program's rules, never by the bytes of its pieces.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -561,7 +562,7 @@ def _begin(settings: Settings, worker: Worker) -> resumable.Make:
 def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any]:
     """Writes a tar; returns where its pieces are."""
     failed, notes = dict[str, str](), list[str]()
-    totals = dict.fromkeys(("pieces", "frames", "frames_left_out", "frames_lost"), 0)
+    totals = collections.Counter(pieces=0, frames=0, frames_left_out=0, frames_lost=0)
     known = {one.name: one.identity for one in item.singles or (item,)}
     made, again, absent = [], False, ""
     work = path.with_name("work")
@@ -581,10 +582,8 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
                 failed[video.name] = str(error)
                 continue
             notes += _notes(video.name, cut)
-            counts = (len(cut.pieces), sum(cut.pieces), cut.left_out, cut.lost)
-            totals = {
-                name: totals[name] + count for name, count in zip(totals, counts, strict=True)
-            }
+            totals.update(pieces=len(cut.pieces), frames=sum(cut.pieces))
+            totals.update(frames_left_out=cut.left_out, frames_lost=cut.lost)
             made.append([video.name, *row])
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
     members = [video.name for video in item.value]
