@@ -8,23 +8,23 @@ NaN. If the cache is in a bucket, the latents are written there, and :func:`find
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from jaxtrain.config import invocation
+from jaxtrain.data import remote
 from jaxtrain.data.video.sets import Video
-from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, cache
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import bucket_folders
 from jaxtrain.storage import atomic, disks
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
-_FETCHES = 8  # files at once
+_FLAG = "--data.cache_dir"
 
 Shape = tuple[int, ...]
 
@@ -84,35 +84,6 @@ class LatentStore:
             for video, windows in videos
             if sizes.get(self.name(video)) != self._bytes(windows)
         ]
-
-    def fetch(self, videos: Sequence[tuple[Video, int]], say: Callable[[str], None]) -> None:
-        """Fetches latents that exist in the bucket and not on this disk.
-
-        Args:
-            videos: with the number of windows of each.
-            say: prints a message.
-
-        Raises:
-            RunAgain, InputError: the bucket or the disk fails.
-        """
-        if self.url is None:
-            return
-        bucket = bucket_folders.opened(self.url)
-        missing = {self.name(video) for video in self.missing(videos)}
-        wanted = {name: size for name, size in bucket.sizes().items() if name in missing}
-        if wanted:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            disks.check_room(self.folder, sum(wanted.values()), self.url, cache.CURE)
-            say(f"fetching latents of {len(wanted):,} videos from {self.url} (once)")
-
-        def fetch(name: str) -> None:
-            file = self.folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if not bucket.fetch(name, file):
-                raise RunAgain(f"{self.url}/{name} was deleted while it was fetched: start again")
-
-        with concurrent.futures.ThreadPoolExecutor(_FETCHES) as pool:
-            list(pool.map(fetch, wanted))
 
     def _bytes(self, windows: int) -> int:
         """Returns the size of a video's file."""
@@ -190,16 +161,6 @@ def _teachers(root: Path, model: Any) -> list[str]:
     return sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
 
 
-def _fetch_descriptions(root: Path, model: Any, cache_url: str) -> None:
-    """Fetches the descriptions of the teachers that are in a bucket."""
-    folder = cache_folder(root, model)
-    bucket = bucket_folders.opened(f"{cache_url}/{folder.relative_to(root).as_posix()}")
-    for name in bucket.sizes():
-        if name.count("/") == 1 and name.endswith(f"/{ABOUT}"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            bucket.fetch(name, folder / name)
-
-
 def find(
     root: Path,
     model: Any,
@@ -235,7 +196,9 @@ def find(
     if cache_url is not None and (
         chosen not in cached or store(root, model, chosen).missing(videos)
     ):
-        _fetch_descriptions(root, model, cache_url)
+        folder = cache_folder(root, model)
+        url = f"{cache_url}/{folder.relative_to(root).as_posix()}"
+        remote.copy_folder(url, folder, root, _FLAG, say, lambda name: name.endswith(ABOUT))
         cached = _teachers(root, model)
     else:
         cache_url = None
@@ -267,8 +230,12 @@ def find(
             f"channels), but the model's have {latents.shape}: change model.latent_channels or "
             "model.patch_size"
         )
-    latents.fetch(videos, say)
-    if missing := latents.missing(videos):
+    missing = latents.missing(videos)
+    if latents.url is not None and missing:
+        names = {latents.name(video) for video in missing}
+        remote.copy_folder(latents.url, latents.folder, root, _FLAG, say, names.__contains__)
+        missing = latents.missing(videos)
+    if missing:
         raise InputError(
             f"the latents of teacher {latents.teacher} are missing for {len(missing):,} of "
             f"{len(videos):,} videos, such as {missing[0].name}: {cure}"

@@ -427,15 +427,8 @@ def _local(path: str, flag: str, root: Path, say: Say) -> Path:
     """Returns the folder of a set on disk, of a bucket's after fetching it."""
     if not addresses.is_address(path):
         return expanded(path).absolute()
-    listed = remote.list_folder(path, flag)
-    top = f"{path.rstrip('/')}/"
     folder = _copy_of(path, root)
-    copies = remote.fetch(listed, root, flag, say)
-    for url, copy in copies.items():
-        place = folder / url.removeprefix(top)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        place.symlink_to(copy)
+    remote.copy_folder(path, folder, root, flag, say)
     return folder
 
 
