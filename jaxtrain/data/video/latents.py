@@ -1,27 +1,27 @@
 """A teacher's latents of fixed windows: computed once, cached, and read with the clips.
 
-Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
-the video's name, content, and pieces, not of its location. A window that cannot be decoded is all
-NaN. If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
-:mod:`jaxtrain.data.video.encode_latents` computes them.
+Each video has one file in the cache, float16 [windows, L, h, w, C] without a header. Its name is a
+digest of the video's name, content, and pieces, not of its location. A window that cannot be
+decoded is all NaN. If the cache is in a bucket, the latents are written there, and :func:`find`
+fetches them. :mod:`jaxtrain.data.video.encode_latents` computes them.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
 
 import contextlib
 import dataclasses
-import io
 import json
 import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxtrain.config import invocation
 from jaxtrain.data import remote
+from jaxtrain.data.number_file import NumberFile
 from jaxtrain.data.video.sets import Video
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.jobs import bucket_folders
@@ -63,7 +63,7 @@ class LatentStore:
 
     def name(self, video: Video) -> str:
         """Returns the path of a video's latents, relative to the folder."""
-        return f"{video.digest[:2]}/{video.digest[2:]}.npy"
+        return f"{video.digest[:2]}/{video.digest[2:]}.f16"
 
     def missing(self, videos: Iterable[tuple[Video, int]]) -> list[Video]:
         """Returns the videos without latents on this disk.
@@ -82,14 +82,8 @@ class LatentStore:
         return [
             video
             for video, windows in videos
-            if sizes.get(self.name(video)) != self._bytes(windows)
+            if sizes.get(self.name(video)) != windows * math.prod(self.shape) * _DTYPE.itemsize
         ]
-
-    def _bytes(self, windows: int) -> int:
-        """Returns the size of a video's file."""
-        header, shape = io.BytesIO(), (windows, *self.shape)
-        _write_header(header, shape)
-        return len(header.getvalue()) + math.prod(shape) * _DTYPE.itemsize
 
     def load(self, video: Video, window: int) -> np.ndarray:
         """Loads the latents of a window, float32 [L, h, w, C].
@@ -98,33 +92,24 @@ class LatentStore:
             BadExample: they cannot be read, or do not exist because the window is broken.
             DiskAway: they cannot be read now.
         """
-        file = self.folder / self.name(video)
+        file, count = NumberFile(str(self.folder / self.name(video)), _DTYPE), math.prod(self.shape)
         try:
-            # Without a memory map, which would end the process if the disk fails (SIGBUS).
-            with open(file, "rb") as opened:
-                latents = _window(opened, window)
-        except OSError as error:
-            failure = disks.unreadable(str(file), error, existed=True)
-            if isinstance(failure, disks.DiskAway):
-                raise failure from error
-            raise BadExample(video.path, f"its latents cannot be read: {failure}") from error
-        except (ValueError, EOFError, IndexError) as error:
-            raise BadExample(video.path, f"its latents cannot be read: {file}: {error}") from error
+            latents = file.read(window * count, (window + 1) * count).reshape(self.shape)
+        except BadExample as bad:
+            raise BadExample(video.path, f"its latents cannot be read: {bad}") from bad
         if np.isnan(latents[0, 0, 0, 0]):
             raise BadExample(video.path, f"window {window} has no latents: it could not be decoded")
-        return latents
+        return latents.astype(np.float32)
 
-    def save(self, file: Path, latents: Iterable[np.ndarray | None], windows: int) -> None:
+    def save(self, file: Path, latents: Iterable[np.ndarray | None]) -> None:
         """Writes the latents of all windows of a video.
 
         Args:
             file: the file to write.
             latents: the windows, float16 [L, h, w, C]; None for one that has none.
-            windows: their number.
         """
         nothing = np.full(self.shape, np.nan, _DTYPE)
         with open(file, "wb") as opened:
-            _write_header(opened, (windows, *self.shape))
             for window in latents:
                 opened.write((nothing if window is None else window).tobytes())
 
@@ -241,21 +226,3 @@ def find(
             f"{len(videos):,} videos, such as {missing[0].name}: {cure}"
         )
     return latents
-
-
-def _write_header(file: BinaryIO, shape: Shape) -> None:
-    about = {"descr": _DTYPE.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, about)
-
-
-def _window(file: BinaryIO, window: int) -> np.ndarray:
-    """Returns the latents of a window from a file of :meth:`LatentStore.save`, as float32."""
-    np.lib.format.read_magic(file)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    count = math.prod(shape[1:])
-    end = file.tell() + shape[0] * count * dtype.itemsize
-    if dtype != _DTYPE or window >= shape[0] or os.fstat(file.fileno()).st_size != end:
-        raise ValueError(f"it is damaged, or does not have window {window}")
-    file.seek(window * count * dtype.itemsize, os.SEEK_CUR)
-    data = file.read(count * dtype.itemsize)
-    return np.frombuffer(data, dtype, count).reshape(shape[1:]).astype(np.float32)
