@@ -19,6 +19,7 @@ from av.video.frame import VideoFrame
 
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.reader import (
+    HDR,
     Frame,
     Look,
     Reader,
@@ -26,7 +27,6 @@ from jaxtrain.data.video.reader import (
     open_input,
     prepare_decoder,
     reason,
-    traits_of,
 )
 from jaxtrain.errors import BadExample, InputError
 
@@ -123,7 +123,7 @@ class Cut(NamedTuple):
         damage: what is wrong with the file; () if it is intact.
         sizes: height and width of each piece.
         rate: frames per second of the video; 0 if unknown.
-        traits: of the video; see :data:`jaxtrain.data.video.reader.TRAITS`.
+        traits: kinds of :data:`jaxtrain.data.video.reader.HDR`.
     """
 
     pieces: tuple[int, ...]
@@ -154,7 +154,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         for item in video:
             assert not isinstance(item, av.Packet), "only with sound"
             if isinstance(item, Frame):
-                traits.update(dict.fromkeys(traits_of(item.picture)))
+                traits[HDR.get(item.look.colors[-1], "")] = None
                 if not pieces.seen and min(item.look.shown) < settings.min_side:
                     text = f"is {item.look.width}x{item.look.height}, smaller than --min-side"
                     raise BadExample(path, f"{text} {settings.min_side}")
@@ -175,7 +175,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         pieces.left_out,
         lost,
         tuple(damage),
-        tuple(traits),
+        tuple(filter(None, traits)),
         tuple(pieces.sizes),
         video.rate,
     )

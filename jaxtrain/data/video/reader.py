@@ -67,12 +67,8 @@ MATRICES_WITHOUT_FILTER = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
-TRAITS = {
-    "HDR (PQ)": "colors are not tone-mapped",
-    "HDR (HLG)": "colors are not tone-mapped",
-}
-"""What videos may be, and what that means for clips that are read from them."""
-_TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3
+HDR = {16: "HDR (PQ)", 18: "HDR (HLG)"}
+"""By transfer function (ITU-T H.273, table 3)."""
 # Exif's orientation (2 to 8): degrees counterclockwise, after a mirror.
 _EXIF_ORIENTATION = 0x0112
 _OF_EXIF = {
@@ -774,12 +770,6 @@ class _Ends:
 
 def _too_few(missing: int, promised: int) -> bool:
     return missing > SLACK_FRAMES and missing > SLACK_SHARE * promised
-
-
-def traits_of(picture: VideoFrame) -> tuple[str, ...]:
-    """Returns the keys of :data:`TRAITS` for a frame."""
-    transfer = _TRANSFERS.get(picture.color_trc)
-    return (transfer,) if transfer else ()
 
 
 def _check_colors(path: str, picture: VideoFrame) -> None:

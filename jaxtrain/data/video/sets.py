@@ -37,7 +37,7 @@ from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.data.video.reader import TRAITS, Frame, Look, Reader, Span
+from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.jobs import cache, limits, record, resumable, worker_process
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
@@ -618,7 +618,7 @@ def _cut(
 
 
 def _notes(name: str, cut: pieces.Cut) -> list[str]:
-    notes = [f"{name} is {trait}: {TRAITS[trait]}" for trait in cut.traits]
+    notes = [f"{name} is {trait}: colors are not tone-mapped" for trait in cut.traits]
     if cut.damage:
         damage, used = "; it ".join(cut.damage), sum(cut.pieces)
         notes.append(f"{name} {damage}: {cut.lost:,} frames are lost, {used:,} are used")
