@@ -16,7 +16,7 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -125,15 +125,15 @@ class Span(NamedTuple):
     size: int
 
 
-Turn = tuple[tuple[str, ...], ...]
-"""Filters that turn a frame upright."""
-_QUARTERS: dict[int, Turn] = {
+Filters = tuple[tuple[str, ...], ...]
+"""Names and arguments of filters."""
+_QUARTERS: dict[int, Filters] = {
     0: (),
     90: (("transpose", "cclock"),),
     180: (("hflip",), ("vflip",)),
     270: (("transpose", "clock"),),
 }
-"""Degrees counterclockwise -> filters."""
+"""Degrees counterclockwise -> filters that turn a frame."""
 
 
 class Look(NamedTuple):
@@ -164,13 +164,13 @@ class Frame(NamedTuple):
         picture: as the decoder returns it, without what the container hides; deinterlaced, upright.
         look: its form.
         pts: time in ticks of :attr:`Reader.time_base`; None if it is unknown.
-        turn: how it is still to be turned.
+        filters: what is still to be done, so that it is shown as the container says.
     """
 
     picture: VideoFrame
     look: Look
     pts: int | None
-    turn: Turn = ()
+    filters: Filters = ()
 
 
 class Break(NamedTuple):
@@ -230,7 +230,7 @@ class Reader:
             raise BadExample(self.path, "is empty")
         try:
             with open_input(self.path, self._span) as container:
-                yield from _upright(_deinterlaced(self._items(container)))
+                yield from _shown(_deinterlaced(self._items(container)))
         except MemoryError as error:  # FFmpeg also raises it for too many streams
             text = f"it has more than {_MAX_STREAMS} streams, or needs too much memory"
             raise BadExample(self.path, f"cannot be read: {text}") from error
@@ -327,19 +327,19 @@ def _deinterlaced(items: Iterable[Item]) -> Iterator[Item]:
         yield from finished(graph)
 
 
-def _upright(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields as many frames, turned upright."""
-    graphs = collections.defaultdict[Turn, frames.FilterGraph](frames.FilterGraph)
+def _shown(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields as many frames, filtered as the container says."""
+    graphs = collections.defaultdict[Filters, frames.FilterGraph](frames.FilterGraph)
     for item in items:
-        if isinstance(item, Frame) and item.turn:
-            yield _turned(item, graphs[item.turn])
+        if isinstance(item, Frame) and item.filters:
+            yield _filtered(item, graphs[item.filters])
         else:
             yield item
 
 
-def _turned(frame: Frame, graph: frames.FilterGraph) -> Frame:
-    picture = graph(frame.picture, lambda picture: frame.turn)
-    is_quarter = any("transpose" in words for words in frame.turn)
+def _filtered(frame: Frame, graph: frames.FilterGraph) -> Frame:
+    picture = graph(frame.picture, lambda picture: frame.filters)
+    is_quarter = any("transpose" in words for words in frame.filters)
     aspect = 1 / frame.look.pixel_aspect if is_quarter else frame.look.pixel_aspect
     return Frame(picture, Look(picture.width, picture.height, aspect, frame.look.colors), frame.pts)
 
@@ -415,8 +415,7 @@ class _Frames:
     ) -> None:
         self.ends = _Ends(container, video)
         self._path, self._video, self._context = path, video, video.codec_context
-        hidden = _hidden(path, container, video)
-        self._shown = None if hidden is None else _cropping(hidden)
+        self._hidden = _hidden(path, container, video)
         check_size(path, video.width, video.height)
         prepare_decoder(video, threads)
         self._context.copy_opaque = True
@@ -444,7 +443,7 @@ class _Frames:
         self._lost, self._yielded = 0, 0
         self._why = dict[str, None]()  # frames were lost since the last one
         self._clock, self._gaps = _Clock(), list[int]()
-        self._of_exif: Turn | None = None
+        self._of_exif: Filters | None = None
         self._image = b""
 
     def decoded(self, packet: av.Packet) -> Iterator[Item]:
@@ -621,17 +620,22 @@ class _Frames:
         aspect = self._stated or self._aspects.get(number, Fraction(1))
         if not 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT:
             raise BadExample(self._path, f"has pixels {float(aspect):.4g} times as wide as high")
-        pts, turn = picture.pts, self._turn_of(picture)
         colors = (
             *(picture.format.name, int(picture.color_range)),
             *(int(picture.colorspace), int(picture.color_trc)),
         )
-        if self._shown is not None:
-            picture = self._shown(picture)
-        return Frame(picture, Look(picture.width, picture.height, aspect, colors), pts, turn)
+        look = Look(picture.width, picture.height, aspect, colors)
+        filters = self._cropping(picture) + self._turning(picture)
+        return Frame(picture, look, picture.pts, filters)
 
-    def _turn_of(self, picture: VideoFrame) -> Turn:
-        """Returns how a frame must be turned."""
+    def _cropping(self, picture: VideoFrame) -> Filters:
+        if self._hidden is None:
+            return ()
+        left, right, top, bottom = self._hidden
+        width, height = picture.width - left - right, picture.height - top - bottom
+        return (("crop", f"{width}:{height}:{left}:{top}:exact=1"),)
+
+    def _turning(self, picture: VideoFrame) -> Filters:
         try:
             matrix: Any = picture.side_data.get("DISPLAYMATRIX")
         except ValueError:  # PyAV 18 does not know Exif's type: an image, the first one for all
@@ -643,7 +647,7 @@ class _Frames:
         return () if matrix is None else _turn(*_orientation(matrix))
 
 
-def _turn(degrees: int, mirror: bool) -> Turn:
+def _turn(degrees: int, mirror: bool) -> Filters:
     return ((("hflip",),) if mirror else ()) + _QUARTERS[degrees]
 
 
@@ -813,17 +817,6 @@ def _hidden(
         return None
     left, right, top, bottom = map(int, cropping.groups())
     return left, right, top, bottom
-
-
-def _cropping(hidden: tuple[int, int, int, int]) -> Callable[[VideoFrame], VideoFrame]:
-    left, right, top, bottom = hidden
-    graph = frames.FilterGraph()
-
-    def filters(picture: VideoFrame) -> list[tuple[str, ...]]:
-        width, height = picture.width - left - right, picture.height - top - bottom
-        return [("crop", f"{width}:{height}:{left}:{top}:exact=1")]
-
-    return lambda picture: graph(picture, filters)
 
 
 def _movies(path: str, span: Span | None) -> tuple[int, int | None]:
