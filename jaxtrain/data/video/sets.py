@@ -39,7 +39,7 @@ from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache, limits, record, resumable, worker_process
+from jaxtrain.jobs import cache, limits, record, resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
@@ -268,8 +268,7 @@ class CachedSet:
         small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
         cores = max(1, limits.cores() // sharing)
         engine = Threads(cores) if small else Processes(cores, say)
-        with worker_process.started_by_us():
-            prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
+        prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
 
     def _check_short(self, processes: int) -> None:
         """Raises InputError if it takes more than half an hour, or more than the free disk."""
