@@ -348,7 +348,8 @@ def _mark_used(folder: Path, source: str) -> None:
 def settings_of(folder: Path | str) -> Settings | None:
     """Returns the settings of a set; None for other folders, and sets of other versions."""
     kept = resumable.settings_of(folder) or {}
-    if kept.pop("version", None) != VERSION:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    if kept.pop("version", None) != VERSION or names != kept.keys():
         return None
     try:
         return Settings(**kept)
