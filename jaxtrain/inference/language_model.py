@@ -320,6 +320,24 @@ class CausalModel:
         counts = lengths + 1 - np.array([continuation.start for continuation in continuations])
         return cost / counts, right == counts
 
+    def log_probabilities(self, texts: Sequence[str], rows: int) -> np.ndarray:
+        """Returns the logarithm of each text's probability after the begin token, float64, in nats.
+
+        Args:
+            texts: texts of at least one token.
+            rows: batch size, in sequences.
+
+        Raises:
+            InputError: a text is longer than the context window.
+        """
+        documents = [self.document(text) for text in texts]
+        for text, tokens in zip(texts, documents, strict=True):
+            if len(tokens) - 1 > self.longest:
+                raise too_long(text, len(tokens) - 1, self.longest)
+        losses, _ = self.predict([Continuation(tokens, 1) for tokens in documents], rows)
+        counts = np.array([len(tokens) - 1 for tokens in documents])
+        return np.asarray(-losses * counts)
+
     def score(
         self,
         texts: Sequence[str],
@@ -405,6 +423,14 @@ class CausalModel:
         words = self.model.vocab_size
         if choice.top_k is not None and choice.top_k > words:
             raise InputError(f"top_k {choice.top_k}: use a number from 1 to {words} (vocabulary)")
+
+
+def too_long(text: str, tokens: int, most: int) -> InputError:
+    """Returns the error for a text that must fit into the context window."""
+    return InputError(
+        f"{text!r:.100} has {tokens} tokens, but the context window has {most}: use a model with "
+        "longer sequences"
+    )
 
 
 def padded(count: int, most: int) -> int:
