@@ -14,7 +14,7 @@ import numpy as np
 from jaxtrain.data.text import encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.inference.language_model import padded, too_long
+from jaxtrain.inference.language_model import SHORTEST, padded, too_long
 from jaxtrain.training import state
 
 _MASKS = ("[MASK]", "<mask>")
@@ -233,7 +233,7 @@ class MaskedModel:
             batch += batch[:1] * (rows - len(batch))
             tokens, positions, targets = [], [], []
             longest = 2 + max(len(ids) for ids, _ in batch)
-            size = padded(min(longest, self.model.sequence_length), self.model.sequence_length)
+            size = padded(longest, self.model.sequence_length, SHORTEST)
             for ids, index in batch:
                 length = min(self.longest, len(ids))
                 start = min(max(index - length // 2, 0), len(ids) - length)

@@ -25,6 +25,7 @@ from jaxtrain.training.validation import weighted_means
 from jaxtrain.xla import options
 
 _LEAST_ROOM = 64  # positions of a KV cache
+SHORTEST = 16  # tokens of a padded sequence: most sentences of BLiMP have fewer
 _LARGEST_SEED = 2**32 - 1
 
 
@@ -309,7 +310,7 @@ class CausalModel:
         order = np.argsort(lengths, kind="stable")  # batches of similar length need less padding
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
-            shape = rows, padded(int(lengths[chosen].max()), self.longest)
+            shape = rows, padded(int(lengths[chosen].max()), self.longest, SHORTEST)
             batch = self._empty(shape)
             for row, index in enumerate(chosen):
                 tokens, start = continuations[index]
@@ -433,9 +434,9 @@ def too_long(text: str, tokens: int, most: int) -> InputError:
     )
 
 
-def padded(count: int, most: int) -> int:
-    """Rounds ``count`` positions up to a power of two, at least 64 and at most ``most``.
+def padded(count: int, most: int, least: int = _LEAST_ROOM) -> int:
+    """Rounds ``count`` positions up to a power of two, at least ``least`` and at most ``most``.
 
     Prompts of all lengths then share a few compiled functions.
     """
-    return min(most, max(_LEAST_ROOM, 1 << (count - 1).bit_length()))
+    return min(most, max(least, 1 << (count - 1).bit_length()))
