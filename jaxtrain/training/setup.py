@@ -39,11 +39,12 @@ from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
 from jaxtrain.jobs import cache, resumable
 from jaxtrain.optim.build import rate_flag
 from jaxtrain.optim.schedule import Schedule, warmup_steps
-from jaxtrain.reporting import run_files
+from jaxtrain.reporting import run_files, times
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.telemetry import history
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
@@ -67,7 +68,7 @@ from jaxtrain.training.state_size import bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
-from jaxtrain.training.stopping import CONTINUE, Stopping
+from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_MAX_TOTAL_HOURS, Stopping
 from jaxtrain.training.validation import Evaluator
 
 _SHARE = (
@@ -182,12 +183,13 @@ def open_training(
             if jax.process_index() == 0:
                 directory.start.refused(directory.place)
             raise
-        code = _code_if_over(built, directory, first, log)
+        used_hours = _used_hours(run, directory.path)
+        code = _code_if_over(built, directory, first, log, used_hours)
         if code is not None:
             yield code
             return
         with explained():
-            setup = open_step(built, directory, data, first, flags, log, signals, stack)
+            setup = open_step(built, directory, data, first, flags, log, signals, used_hours, stack)
         setup.still_alive = still_alive
         del first
         signals.hold()
@@ -592,11 +594,29 @@ def open_state(
     return OpenedState(state, meta, run_progress)
 
 
+def _used_hours(run: config.Run, directory: Path) -> float:
+    """Returns the hours of earlier starts; 0 if they are not limited."""
+    if run.loop.max_total_hours is None:
+        return 0.0
+
+    def read() -> str:
+        before = times.attempts(run_files.lines_of(directory / history.NAME, []))[:-1]
+        return repr(times.used_hours(before))
+
+    return float(process_group.process_zero_decides(read))
+
+
 def _code_if_over(
-    built: StepSetup, directory: OpenedDirectory, first: OpenedState, log: RunLog
+    built: StepSetup, directory: OpenedDirectory, first: OpenedState, log: RunLog, used_hours: float
 ) -> int | None:
-    """Returns the exit code if nothing is left to train, which is reported; else None."""
+    """Returns the exit code if no step or no time is left, which is reported; else None."""
     run, done, run_progress = built.run, directory.position.done, first.run_progress
+    limit = run.loop.max_total_hours
+    if limit is not None and used_hours >= limit:
+        ending = run_summary.ending(run, done, built.total, STOP_MAX_TOTAL_HOURS, False)
+        log.say(f"{ending}: {used_hours:.3g} of {limit:g} hours; raise --loop.max_total_hours")
+        log.ended(EXIT_CODES[STOP_MAX_TOTAL_HOURS], ending)
+        return EXIT_CODES[STOP_MAX_TOTAL_HOURS]
     nothing = run_summary.nothing_to_do(run, done, built.total, run_progress)
     if not nothing:
         return None
@@ -615,6 +635,7 @@ def open_step(
     flags: RunFlags,
     log: RunLog,
     signals: StopSignals,
+    used_hours: float,
     stack: contextlib.ExitStack,
 ) -> TrainSetup:
     """Compiles the step, and opens the batches and what validates, saves, and stops.
@@ -705,7 +726,7 @@ def open_step(
         save_policy=save_policy,
         rollback=Rollback(
             directory.path,
-            run.checkpoint.every,
+            run.checkpoint.every_steps,
             built.saved,
             say,
             recorder.advice,
@@ -717,7 +738,9 @@ def open_step(
             signals,
             data.broken_file_limit,
             directory.mesh,
-            run.loop.max_hours,
+            run.loop,
+            used_hours,
+            run.checkpoint.every_s,
             lambda: batches.lost,
         ),
         log=log,
@@ -746,14 +769,15 @@ def _open_saver(
         directory.path,
         run.checkpoint.keep,
         say,
-        run.checkpoint.every,
+        run.checkpoint.every_steps,
         data.sources.files_to_keep,
+        milestones=run.checkpoint.milestones,
         uploads=uploader,
         resumed=resumed,
     )
     stack.callback(checkpoints.close)
     if uploader is not None:
-        uploader.start(run.checkpoint.keep, run.checkpoint.every, resumed)
+        uploader.start(run.checkpoint, resumed)
     save_policy = SavePolicy(
         checkpoints,
         first.meta,

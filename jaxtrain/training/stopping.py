@@ -1,11 +1,12 @@
-"""Decides whether a run stops: each process has a request, and all agree on one decision."""
+"""Decides whether a run stops, or saves: processes have requests, and all agree on one decision."""
 
-import math
 import time
 from collections.abc import Callable
 
+import jax
 from jax.sharding import Mesh
 
+from jaxtrain import config
 from jaxtrain.data.quarantine import BrokenFileLimit
 from jaxtrain.distributed.process_group import Exchange
 from jaxtrain.distributed.signals import StopSignals
@@ -13,8 +14,8 @@ from jaxtrain.errors import DONE, HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
 CONTINUE, STOP_LOST_WORKER, STOP_SIGTERM, STOP_SIGHUP = range(4)
-STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(4, 7)
-STOP_HOPELESS = 7  # decided at a validation, not requested
+STOP_MAX_HOURS, STOP_MAX_TOTAL_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(4, 8)
+STOP_HOPELESS = 8  # decided at a validation, not requested
 _BY_SIGNAL = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGHUP": STOP_SIGHUP, "SIGINT": STOP_SIGINT}
 EXIT_CODES = {
     CONTINUE: DONE,
@@ -22,6 +23,7 @@ EXIT_CODES = {
     STOP_SIGTERM: RUN_AGAIN,
     STOP_SIGHUP: RUN_AGAIN,
     STOP_MAX_HOURS: INTERRUPTED,  # not RUN_AGAIN: a launcher would start the run again
+    STOP_MAX_TOTAL_HOURS: INTERRUPTED,
     STOP_SIGINT: INTERRUPTED,
     STOP_BAD_DATA: WRONG_USE,
     STOP_HOPELESS: HOPELESS,
@@ -31,11 +33,12 @@ REASONS = {
     STOP_SIGTERM: "stopped by SIGTERM",
     STOP_SIGHUP: "stopped because the terminal or the connection was closed (SIGHUP)",
     STOP_MAX_HOURS: "stopped because loop.max_hours is over",
+    STOP_MAX_TOTAL_HOURS: "stopped because loop.max_total_hours is over, of all starts together",
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
     STOP_HOPELESS: "ended, because it cannot succeed",
 }
-_REQUEST = "request"
+_REQUEST, _SAVE = "request", "save"
 
 
 class Stopping:
@@ -45,11 +48,15 @@ class Stopping:
         signals: of this process.
         broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
-        max_hours: time limit since the start of the program, in hours; None for no limit.
+        settings: has the time limits.
+        used_hours: what earlier starts of the run have used of ``loop.max_total_hours``.
+        save_every_s: seconds between checkpoints, by the clock of process 0; None if they are due
+            at certain steps.
         lost: returns why this process's workers have ended; "" if they have not.
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
+        save_due: whether process 0's clock asks for a checkpoint; the loop resets it.
         why: what :meth:`end` was given, or why this process's workers have ended.
     """
 
@@ -58,14 +65,27 @@ class Stopping:
         signals: StopSignals,
         broken_file_limit: BrokenFileLimit,
         mesh: Mesh,
-        max_hours: float | None = None,
+        settings: config.Loop,
+        used_hours: float = 0.0,
+        save_every_s: float | None = None,
         lost: Callable[[], str] = str,
     ) -> None:
         self._signals = signals
         self._broken_file_limit, self._lost = broken_file_limit, lost
-        self._end_at = math.inf if max_hours is None else signals.began + max_hours * 3600
-        self._requests = Exchange(mesh, largest=[_REQUEST])
-        self.decision, self.why = CONTINUE, ""
+        limits = {
+            STOP_MAX_HOURS: settings.max_hours,
+            STOP_MAX_TOTAL_HOURS: settings.max_total_hours
+            and settings.max_total_hours - used_hours,
+        }
+        self._end_at = {
+            request: signals.began + hours * 3600
+            for request, hours in limits.items()
+            if hours is not None
+        }
+        self._requests = Exchange(mesh, largest=[_REQUEST, _SAVE])
+        self._save_every_s = save_every_s if jax.process_index() == 0 else None
+        self._save_at = time.monotonic() + (self._save_every_s or 0.0)
+        self.decision, self.why, self.save_due = CONTINUE, "", False
 
     def signaled(self) -> bool:
         """Returns whether this process received a signal, without asking the others."""
@@ -78,7 +98,12 @@ class Stopping:
         """
         if self.decision != CONTINUE:  # by agreed() or end()
             return True
-        return self._decided(self._requests.delayed(self._own()).get(_REQUEST, CONTINUE))
+        own = self._own()
+        if self._save_every_s is not None and (now := time.monotonic()) >= self._save_at:
+            own[_SAVE], self._save_at = 1.0, now + self._save_every_s
+        requests = self._requests.delayed(own)
+        self.save_due = self.save_due or bool(requests.get(_SAVE))
+        return self._decided(requests.get(_REQUEST, CONTINUE))
 
     def agreed(self) -> bool:
         """Returns whether all processes stop now; waits until all of them call it."""
@@ -107,6 +132,7 @@ class Stopping:
         """Returns the request of this process."""
         if self._broken_file_limit.stop_reason():
             return {_REQUEST: STOP_BAD_DATA}
-        by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
+        now = time.monotonic()
+        by_time = max((request for request, at in self._end_at.items() if now >= at), default=0)
         by_worker = STOP_LOST_WORKER if self._lost() else CONTINUE
         return {_REQUEST: max(by_time, by_worker, _BY_SIGNAL[self._signals.received_signal])}

@@ -1,6 +1,7 @@
 """Stops of a run: by early stopping, ``loop.max_hours``, and gates, in all processes together."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program import TINY_MLM, losses, run, train, write_corpus
@@ -21,24 +22,55 @@ class NoneBroken:
         return ""
 
 
-def at(hours: float, max_hours: float | None) -> Stopping:
+def at(hours: float, *, save_every_s: float | None = None, **limits: float | None) -> Stopping:
     """Returns the decision maker of a program that started this many hours ago."""
+    used_hours = limits.pop("used_hours", None) or 0.0
+    settings = config.Loop(steps=6, log_every=1, eval_examples=1, **limits)  # type: ignore[arg-type]
     signals = StopSignals()
     signals.began -= hours * 3600
     mesh = make_mesh(config.Mesh(data=1, fsdp=8, shard="none"))
-    return Stopping(signals, NoneBroken(), mesh, max_hours)  # type: ignore[arg-type]
+    broken: Any = NoneBroken()
+    return Stopping(signals, broken, mesh, settings, used_hours, save_every_s)
 
 
 def test_max_hours_count_from_the_start_of_the_program() -> None:
     for hours, limit, stops in ((1.9, 2.0, False), (2.1, 2.0, True), (1e6, None, False)):
-        decides = at(hours, limit)
+        decides = at(hours, max_hours=limit)
         assert decides.agreed() is stops, (hours, limit)
         assert decides.decision == (stopping.STOP_MAX_HOURS if stops else stopping.CONTINUE)
 
 
+def test_max_total_hours_count_all_starts() -> None:
+    for used, stops in ((7.8, False), (8.0, True), (11.0, True)):
+        decides = at(2.1, max_hours=3.0, max_total_hours=10.0, used_hours=used)
+        assert decides.agreed() is stops, used
+        expected = stopping.STOP_MAX_TOTAL_HOURS if stops else stopping.CONTINUE
+        assert decides.decision == expected
+    assert stopping.EXIT_CODES[stopping.STOP_MAX_TOTAL_HOURS] == 130, "no launcher restarts it"
+
+
+def test_a_save_is_due_once_in_each_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the loop has saved: a step may be bad, and another good one follows."""
+    now = 1000.0
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
+    decides = at(0.0, save_every_s=60.0)
+    saved = []
+    for _ in range(40):
+        now += 7.0
+        decides.after_step()
+        if decides.save_due and now != 1000.0 + 63.0:  # the step there was bad
+            saved.append(now - 1000.0)
+            decides.save_due = False
+    assert saved == [70.0, 126.0, 189.0, 252.0]
+    decides = at(0.0)
+    now += 1e6
+    assert not decides.after_step()
+    assert not decides.save_due
+
+
 def test_after_max_hours_no_launcher_restarts_the_run() -> None:
     """Not even if SIGTERM, whose exit code asks for a restart, arrives at the same time."""
-    decides = at(3.0, 2.0)
+    decides = at(3.0, max_hours=2.0)
     assert not decides.signaled()
     decides._signals.received_signal = "SIGTERM"
     assert decides.signaled()
@@ -48,7 +80,7 @@ def test_after_max_hours_no_launcher_restarts_the_run() -> None:
 
 def test_a_lost_worker_ends_the_run_for_a_restart_unless_another_reason_is_there() -> None:
     for signal, code in ((None, 75), ("SIGTERM", 75), ("SIGINT", 130)):
-        decides = at(0.0, None)
+        decides = at(0.0)
         assert not decides.agreed()
         decides._lost = lambda: "one of 2 processes was killed"
         decides._signals.received_signal = signal
@@ -58,11 +90,11 @@ def test_a_lost_worker_ends_the_run_for_a_restart_unless_another_reason_is_there
 
 
 def test_only_what_the_other_processes_do_not_know_is_printed_by_each() -> None:
-    decides = at(0.0, None)
+    decides = at(0.0)
     decides.end("gate val/loss < 1 at 3 is not met")
     assert decides.why
     assert not decides.why_here, "each of 16 hosts would print it"
-    decides = at(0.0, None)
+    decides = at(0.0)
     decides._lost = lambda: "one of 2 processes was killed"
     assert decides.agreed()
     assert decides.why_here == "one of 2 processes was killed"
@@ -106,3 +138,23 @@ def test_early_stopping_uses_the_named_metric(tmp_path: Path) -> None:
     assert "stopped early: 2 validations without a better val/pseudo_perplexity" in text
     assert max(losses(tmp_path / "early")) == 6
     assert [path.name for path in (tmp_path / "early/best").iterdir()] == ["2.json"]
+
+
+@pytest.mark.slow
+def test_max_total_hours_end_a_run_that_is_started_again(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    arguments = (*TINY_MLM, *DATA, "--loop.eval_every", "None", "--output-dir", "run")
+    budget = ("--loop.max_total_hours", 1e-6)
+    stopped = run(tmp_path, *arguments, *budget)
+    assert stopped.returncode == 130, stopped.stdout + stopped.stderr
+    assert "loop.max_total_hours is over, of all starts together; 1 of 6 steps" in stopped.stdout
+    again = run(tmp_path, *arguments, *budget, "--resume", "latest")
+    assert again.returncode == 130, again.stdout + again.stderr
+    assert " of 1e-06 hours; raise --loop.max_total_hours" in again.stdout
+    assert "compiled in" not in again.stdout
+    assert sorted(losses(tmp_path / "run")) == [1]
+    often = ("--checkpoint.every", "0.001s", "--checkpoint.keep", 9)
+    done = run(tmp_path, *arguments, *often, "--resume", "latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    saved = {int(path.stem) for path in (tmp_path / "run/checkpoints").glob("*.json")}
+    assert saved == {1, 3, 4, 5, 6}, "due after step 2, saved after the next one, and then always"
