@@ -420,7 +420,7 @@ class CheckpointStore:
         steps = self.steps(CHECKPOINTS)
         at_cadence = [step for step in steps if step % every == 0][-1:]
         sound = [step for step in steps if last_equal is not None and step <= last_equal][-1:]
-        forever = [step for step in steps if is_milestone(step, milestones)]
+        forever = [step for step in steps if milestones and step % milestones == 0]
         for step in set(steps[:-keep]).difference(at_cadence, sound, forever):
             self.delete(CHECKPOINTS, step)
         for step in self.steps(BEST)[:-1]:
@@ -477,11 +477,6 @@ class CheckpointStore:
     def _put(self, name: str, content: bytes) -> None:
         self.place.put(name, content)
         self._data[name] = data_of(content)
-
-
-def is_milestone(step: int, milestones: int | None) -> bool:
-    """Returns whether the checkpoint of a step is kept forever (``checkpoint.milestones``)."""
-    return milestones is not None and step % milestones == 0
 
 
 def most_kept(keep: int, *, replays: bool) -> int:

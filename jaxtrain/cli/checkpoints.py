@@ -14,13 +14,7 @@ from jaxtrain import terminal
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
 from jaxtrain.checkpoint.pointer import ASIDE, CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED, Damaged
-from jaxtrain.checkpoint.store import (
-    BucketFolder,
-    CheckpointStore,
-    Folder,
-    Place,
-    is_milestone,
-)
+from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Place
 from jaxtrain.cli import commands
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
@@ -220,7 +214,7 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
             bytes=0 if record is None else record.size(),
             verdict=verdict,
             why=why,
-            milestone=name.startswith(f"{CHECKPOINTS}/") and is_milestone(step, milestones),
+            milestone=bool(milestones) and name.startswith(CHECKPOINTS) and not step % milestones,
         )
 
 

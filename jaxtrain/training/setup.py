@@ -39,12 +39,11 @@ from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
 from jaxtrain.jobs import cache, resumable
 from jaxtrain.optim.build import rate_flag
 from jaxtrain.optim.schedule import Schedule, warmup_steps
-from jaxtrain.reporting import run_files, times
+from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.storage import addresses, bucket
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.telemetry import history
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
@@ -68,7 +67,7 @@ from jaxtrain.training.state_size import bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
-from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_MAX_TOTAL_HOURS, Stopping
+from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_MAX_HOURS, Stopping
 from jaxtrain.training.validation import Evaluator
 
 _SHARE = (
@@ -183,13 +182,13 @@ def open_training(
             if jax.process_index() == 0:
                 directory.start.refused(directory.place)
             raise
-        used_hours = _used_hours(run, directory.path)
-        code = _code_if_over(built, directory, first, log, used_hours)
+        hours = run_directory.hours_left(run, directory.path)
+        code = _code_if_over(built, directory, first, log, hours)
         if code is not None:
             yield code
             return
         with explained():
-            setup = open_step(built, directory, data, first, flags, log, signals, used_hours, stack)
+            setup = open_step(built, directory, data, first, flags, log, signals, hours, stack)
         setup.still_alive = still_alive
         del first
         signals.hold()
@@ -594,29 +593,20 @@ def open_state(
     return OpenedState(state, meta, run_progress)
 
 
-def _used_hours(run: config.Run, directory: Path) -> float:
-    """Returns the hours of earlier starts; 0 if they are not limited."""
-    if run.loop.max_total_hours is None:
-        return 0.0
-
-    def read() -> str:
-        before = times.attempts(run_files.lines_of(directory / history.NAME, []))[:-1]
-        return repr(times.used_hours(before))
-
-    return float(process_group.process_zero_decides(read))
-
-
 def _code_if_over(
-    built: StepSetup, directory: OpenedDirectory, first: OpenedState, log: RunLog, used_hours: float
+    built: StepSetup,
+    directory: OpenedDirectory,
+    first: OpenedState,
+    log: RunLog,
+    hours: float | None,
 ) -> int | None:
     """Returns the exit code if no step or no time is left, which is reported; else None."""
     run, done, run_progress = built.run, directory.position.done, first.run_progress
-    limit = run.loop.max_total_hours
-    if limit is not None and used_hours >= limit:
-        ending = run_summary.ending(run, done, built.total, STOP_MAX_TOTAL_HOURS, False)
-        log.say(f"{ending}: {used_hours:.3g} of {limit:g} hours; raise --loop.max_total_hours")
-        log.ended(EXIT_CODES[STOP_MAX_TOTAL_HOURS], ending)
-        return EXIT_CODES[STOP_MAX_TOTAL_HOURS]
+    if hours is not None and hours <= 0:
+        ending = run_summary.ending(run, done, built.total, STOP_MAX_HOURS, stopped_early=False)
+        log.say(f"{ending}: raise --loop.max_total_hours {run.loop.max_total_hours:g}")
+        log.ended(EXIT_CODES[STOP_MAX_HOURS], ending)
+        return EXIT_CODES[STOP_MAX_HOURS]
     nothing = run_summary.nothing_to_do(run, done, built.total, run_progress)
     if not nothing:
         return None
@@ -635,7 +625,7 @@ def open_step(
     flags: RunFlags,
     log: RunLog,
     signals: StopSignals,
-    used_hours: float,
+    hours: float | None,
     stack: contextlib.ExitStack,
 ) -> TrainSetup:
     """Compiles the step, and opens the batches and what validates, saves, and stops.
@@ -696,9 +686,20 @@ def open_step(
                 state,
             ),
         )
-    replays = replayed(
-        step, built, checkpoints, first.run_progress, position.done, save_policy, log, uploader
-    )
+    replays = None
+    if run.loop.replay_every is None:
+        first.run_progress.last_equal = None
+    else:
+        replays = replay.Replay(
+            step,
+            replay.described(built.rule.mesh),
+            checkpoints,
+            first.run_progress,
+            position.done,
+            save_policy.await_save,
+            log.say,
+            uploader,
+        )
     span, folder = profiler.span(flags.profile), directory.path / "profile"
     step, before_step = stack.enter_context(
         profiler.profiled(span, folder, step, say, recorder.paused_for)
@@ -738,8 +739,7 @@ def open_step(
             signals,
             data.broken_file_limit,
             directory.mesh,
-            run.loop,
-            used_hours,
+            hours,
             run.checkpoint.every_s,
             lambda: batches.lost,
         ),
@@ -833,23 +833,3 @@ def compile_in_all_processes(
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
     return compiled
-
-
-def replayed(
-    step: TrainStep,
-    setup: StepSetup,
-    checkpoints: CheckpointSaver,
-    run_progress: RunProgress,
-    done: int,
-    save_policy: SavePolicy,
-    log: RunLog,
-    uploader: Uploader | None,
-) -> replay.Replay | None:
-    """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
-    if setup.run.loop.replay_every is None:
-        run_progress.last_equal = None
-        return None
-    devices = replay.described(setup.rule.mesh)
-    return replay.Replay(
-        step, devices, checkpoints, run_progress, done, save_policy.await_save, log.say, uploader
-    )

@@ -1,12 +1,12 @@
 """Decides whether a run stops, or saves: processes have requests, and all agree on one decision."""
 
+import math
 import time
 from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
 
-from jaxtrain import config
 from jaxtrain.data.quarantine import BrokenFileLimit
 from jaxtrain.distributed.process_group import Exchange
 from jaxtrain.distributed.signals import StopSignals
@@ -14,8 +14,8 @@ from jaxtrain.errors import DONE, HOPELESS, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
 CONTINUE, STOP_LOST_WORKER, STOP_SIGTERM, STOP_SIGHUP = range(4)
-STOP_MAX_HOURS, STOP_MAX_TOTAL_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(4, 8)
-STOP_HOPELESS = 8  # decided at a validation, not requested
+STOP_MAX_HOURS, STOP_SIGINT, STOP_BAD_DATA = range(4, 7)
+STOP_HOPELESS = 7  # decided at a validation, not requested
 _BY_SIGNAL = {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGHUP": STOP_SIGHUP, "SIGINT": STOP_SIGINT}
 EXIT_CODES = {
     CONTINUE: DONE,
@@ -23,7 +23,6 @@ EXIT_CODES = {
     STOP_SIGTERM: RUN_AGAIN,
     STOP_SIGHUP: RUN_AGAIN,
     STOP_MAX_HOURS: INTERRUPTED,  # not RUN_AGAIN: a launcher would start the run again
-    STOP_MAX_TOTAL_HOURS: INTERRUPTED,
     STOP_SIGINT: INTERRUPTED,
     STOP_BAD_DATA: WRONG_USE,
     STOP_HOPELESS: HOPELESS,
@@ -32,8 +31,7 @@ REASONS = {
     STOP_LOST_WORKER: "stopped, because loading examples failed",
     STOP_SIGTERM: "stopped by SIGTERM",
     STOP_SIGHUP: "stopped because the terminal or the connection was closed (SIGHUP)",
-    STOP_MAX_HOURS: "stopped because loop.max_hours is over",
-    STOP_MAX_TOTAL_HOURS: "stopped because loop.max_total_hours is over, of all starts together",
+    STOP_MAX_HOURS: "stopped because loop.max_hours or loop.max_total_hours is over",
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
     STOP_HOPELESS: "ended, because it cannot succeed",
@@ -48,8 +46,7 @@ class Stopping:
         signals: of this process.
         broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
-        settings: has the time limits.
-        used_hours: what earlier starts of the run have used of ``loop.max_total_hours``.
+        hours: time limit since the start of the program; None for no limit.
         save_every_s: seconds between checkpoints, by the clock of process 0; None if they are due
             at certain steps.
         lost: returns why this process's workers have ended; "" if they have not.
@@ -65,23 +62,13 @@ class Stopping:
         signals: StopSignals,
         broken_file_limit: BrokenFileLimit,
         mesh: Mesh,
-        settings: config.Loop,
-        used_hours: float = 0.0,
+        hours: float | None = None,
         save_every_s: float | None = None,
         lost: Callable[[], str] = str,
     ) -> None:
         self._signals = signals
         self._broken_file_limit, self._lost = broken_file_limit, lost
-        limits = {
-            STOP_MAX_HOURS: settings.max_hours,
-            STOP_MAX_TOTAL_HOURS: settings.max_total_hours
-            and settings.max_total_hours - used_hours,
-        }
-        self._end_at = {
-            request: signals.began + hours * 3600
-            for request, hours in limits.items()
-            if hours is not None
-        }
+        self._end_at = math.inf if hours is None else signals.began + hours * 3600
         self._requests = Exchange(mesh, largest=[_REQUEST, _SAVE])
         self._save_every_s = save_every_s if jax.process_index() == 0 else None
         self._save_at = time.monotonic() + (self._save_every_s or 0.0)
@@ -132,7 +119,6 @@ class Stopping:
         """Returns the request of this process."""
         if self._broken_file_limit.stop_reason():
             return {_REQUEST: STOP_BAD_DATA}
-        now = time.monotonic()
-        by_time = max((request for request, at in self._end_at.items() if now >= at), default=0)
+        by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE
         by_worker = STOP_LOST_WORKER if self._lost() else CONTINUE
         return {_REQUEST: max(by_time, by_worker, _BY_SIGNAL[self._signals.received_signal])}

@@ -133,6 +133,7 @@ def test_a_machine_without_the_service_is_refused(service: Service) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)  # ten starts, of which each compiles
 def test_ten_notices_lose_nothing(tmp_path: Path, service: Service) -> None:
     """Each is heard during training; the run saves, ends with 75, and continues where it was."""
     write_corpus(tmp_path)
