@@ -49,7 +49,7 @@ from jaxtrain.terminal import Say
 LEAST_GROUP_BYTES, GROUP_BYTES = 2**21, 2**27
 """Size of the videos of a tar, unless it has only one: a 64th of all, so that all cores have work,
 between these. Their pieces take about four times as much if they are compressed well."""
-VERSION = 1
+VERSION = 2
 """Of the reader, and of the rules by which it cuts."""
 _VIDEO = np.dtype(
     [
@@ -348,7 +348,8 @@ def _mark_used(folder: Path, source: str) -> None:
 def settings_of(folder: Path | str) -> Settings | None:
     """Returns the settings of a set; None for other folders, and sets of other versions."""
     kept = resumable.settings_of(folder) or {}
-    if kept.pop("version", None) != VERSION:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    if kept.pop("version", None) != VERSION or names != kept.keys():
         return None
     try:
         return Settings(**kept)

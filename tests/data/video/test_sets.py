@@ -143,7 +143,7 @@ def test_a_set_is_made_once_and_used_without_its_videos_being_read(
     assert not any("cutting" in line for line in said)
     assert tars(folder) == before
     for ours, theirs in ((first.train, second.train), (first.val, second.val)):
-        assert ours.videos == theirs.videos
+        assert ours.videos.content == theirs.videos.content
         assert ours.fingerprint == theirs.fingerprint
         assert [*ours.videos] == [*theirs.videos]
 
