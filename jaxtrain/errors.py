@@ -8,7 +8,7 @@ DONE = 0  # the run is complete
 WRONG_USE = 2  # wrong use or wrong input
 HOPELESS = 4  # a gate or canary ended the run: trying again changes nothing
 RUN_AGAIN = 75  # temporary failure: retry with --resume latest (EX_TEMPFAIL)
-INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours
+INTERRUPTED = 130  # Ctrl-C (128 + SIGINT), or loop.max_hours or loop.max_total_hours
 
 EXIT_CODES = {
     DONE: "done; `compare`: the change is better",
@@ -36,7 +36,7 @@ EXIT_CODES = {
     "SIGTERM, a closed terminal, a hang, a lost process, a disk or bucket that rejects checkpoints "
     "or other results, a data disk or server that does not respond, or a device that computes "
     "wrong results",
-    INTERRUPTED: "`loop.max_hours` is over, or Ctrl-C",
+    INTERRUPTED: "`loop.max_hours` or `loop.max_total_hours` is over, or Ctrl-C",
     134: "jax has ended the process, because another process of the run is gone or has not "
     "responded for a minute; launchers resume the run",
     141: "the output pipe is closed (`... | head`)",

@@ -108,6 +108,7 @@ class CheckpointSaver:
         say: receives a line when a save fails, and when checkpoints are moved aside.
         every: steps between regular checkpoints.
         files: name -> content of further files for each checkpoint.
+        milestones: steps between checkpoints that are kept forever; None keeps none.
         uploads: completes the checkpoints of a run in a bucket; None for a run on disk.
         resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
@@ -128,6 +129,7 @@ class CheckpointSaver:
         every: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
         *,
+        milestones: int | None = None,
         uploads: Uploads | None = None,
         resumed: Path | None = None,
     ) -> None:
@@ -139,7 +141,7 @@ class CheckpointSaver:
             raise ValueError(f"keep is {keep}: it must be at least 1")
         orbax_compat.quiet_orbax()
         self._run_dir = run_dir.absolute()
-        self._keep, self._every, self._files = keep, every, files
+        self._keep, self._every, self._milestones, self._files = keep, every, milestones, files
         self._say = say
         self._uploads = uploads
         self._owns_folders = uploads is not None or jax.process_index() == 0
@@ -433,7 +435,7 @@ class CheckpointSaver:
             if self._uploads is not None:  # which writes the pointers
                 self._store = CheckpointStore(self._store.place, self._say)
             else:
-                self._store.retain(self._keep, self._every, self.last_equal)
+                self._store.retain(self._keep, self._every, self.last_equal, self._milestones)
             self._collect()
         except OSError as error:
             self._say(

@@ -401,22 +401,27 @@ class CheckpointStore:
             self._put(name_of(CHECKPOINTS, step), back)
             self._forget_aside(name.rpartition("/")[2].removesuffix(".json"))
 
-    def retain(self, keep: int, every: int, last_equal: int | None = None) -> None:
+    def retain(
+        self, keep: int, every: int, last_equal: int | None = None, milestones: int | None = None
+    ) -> None:
         """Deletes old pointers.
 
         These stay: the newest ``keep``; the newest at a multiple of ``every``, so that a rollback
         does not depend on when a run was stopped; the newest up to the step ``last_equal``, to
-        which a run returns if a device computes wrong results later; and the newest in ``best/``.
+        which a run returns if a device computes wrong results later; all at multiples of
+        ``milestones``; and the newest in ``best/``.
 
         Args:
             keep: number of checkpoints to keep.
             every: steps between checkpoints.
             last_equal: the last step whose replay gave the same result, if steps are replayed.
+            milestones: steps between checkpoints that are kept forever; None keeps none.
         """
         steps = self.steps(CHECKPOINTS)
         at_cadence = [step for step in steps if step % every == 0][-1:]
         sound = [step for step in steps if last_equal is not None and step <= last_equal][-1:]
-        for step in set(steps[:-keep]).difference(at_cadence, sound):
+        forever = [step for step in steps if milestones and step % milestones == 0]
+        for step in set(steps[:-keep]).difference(at_cadence, sound, forever):
             self.delete(CHECKPOINTS, step)
         for step in self.steps(BEST)[:-1]:
             self.delete(BEST, step)
@@ -475,7 +480,8 @@ class CheckpointStore:
 
 
 def most_kept(keep: int, *, replays: bool) -> int:
-    """Returns how many checkpoints :meth:`CheckpointStore.retain` leaves in ``checkpoints/``.
+    """Returns how many checkpoints :meth:`CheckpointStore.retain` leaves in ``checkpoints/``,
+    milestones not counted.
 
     Args:
         keep: see there.

@@ -32,6 +32,7 @@ from typing import NoReturn, Self
 
 import jax
 
+from jaxtrain import config
 from jaxtrain.checkpoint import own_files, pointer, remote, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.pointer import BAD_STEP, BEST, DAMAGED, KINDS, SUSPECT, Damaged, Pointer
@@ -123,7 +124,7 @@ class Uploader:
         self._first = self._process == 0
         self._remote = RemoteRun(bucket, say)
         self._lease = lease.Lease(bucket, say, expires_s)
-        self._keep, self._every = 1, 1
+        self._settings: config.Checkpoint | None = None
         self._changed = threading.Condition()
         self._work: list[Save] = []
         self._missed: dict[str, Save] = {}  # kind -> the newest that is not uploaded
@@ -261,18 +262,17 @@ class Uploader:
         """
         return self._remote.is_complete(BEST, step)
 
-    def start(self, keep: int, every: int, resumed: Path | None) -> None:
+    def start(self, settings: config.Checkpoint, resumed: Path | None) -> None:
         """Begins to upload, in a thread, and deletes what the bucket does not have from the disk.
 
         Args:
-            keep: ``checkpoint.keep``.
-            every: ``checkpoint.every``.
+            settings: which checkpoints are kept.
             resumed: the checkpoint that the run continues from, if it is in its directory.
 
         Raises:
             InputError, RunAgain: the bucket or the disk does not respond.
         """
-        self._keep, self._every = keep, every
+        self._settings = settings
         try:
             if self._first and resumed is not None:
                 store, name = self._remote.store, f"{resumed.parent.name}/{resumed.name}"
@@ -525,7 +525,9 @@ class Uploader:
                 return
             store = self._remote.store
             store.commit(save.kinds, save.step, described.to_json())
-            store.retain(self._keep, self._every, save.last_equal)
+            kept = self._settings
+            assert kept is not None, "start() was called"
+            store.retain(kept.keep, kept.every_steps, save.last_equal, kept.milestones)
             store.collect(self.in_use())
             if BAD_STEP in save.kinds:
                 return

@@ -44,6 +44,7 @@ class Finding:
         bytes: total size of its files; 0 if unreadable.
         verdict: "verified" if every byte is as it was saved.
         why: why it is not verified, or was moved; "" otherwise.
+        milestone: whether it is kept forever (``checkpoint.milestones``).
     """
 
     path: str
@@ -53,6 +54,7 @@ class Finding:
     bytes: int
     verdict: Verdict
     why: str
+    milestone: bool
 
 
 def main(flags: commands.Checkpoints) -> int:
@@ -185,6 +187,8 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
         damaged: path of a checkpoint that could not be fetched from a bucket -> its damage.
     """
     disk = CheckpointStore(Folder(saved.directory))
+    settings = run_files.config_of(saved.directory / run_files.CONFIG, [])
+    milestones = settings.get("checkpoint", {}).get("milestones")
     for pointer_name in list(disk.pointers()):
         path, name = saved.directory / pointer_name, pointer_name.removesuffix(".json")
         aside = pointer.is_aside(path)
@@ -197,18 +201,20 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
                 verdict = "damaged"
         if not path.exists():  # a run that is active has deleted it
             continue
+        step = pointer.step_in(pointer_name)
         try:
             record = pointer.read(path)
         except (Damaged, InputError):
             record = None
         yield Finding(
             path=name,
-            step=pointer.step_in(pointer_name),
+            step=step,
             saved=None if record is None else record.saved.replace("T", " ").removesuffix("Z"),
             examples_seen=None if record is None else record.meta.get("examples_seen"),
             bytes=0 if record is None else record.size(),
             verdict=verdict,
             why=why,
+            milestone=bool(milestones) and name.startswith(CHECKPOINTS) and not step % milestones,
         )
 
 
@@ -229,7 +235,8 @@ def _verdict(saved: CheckpointCandidates, path: Path) -> tuple[Verdict, str]:
 def _shown(finding: Finding) -> str:
     if finding.path.startswith(f"{ASIDE}/"):
         return f"moved, {finding.why or SUPERSEDED}"
-    return _SHOWN[finding.verdict] + (f": {finding.why}" if finding.why else "")
+    shown = _SHOWN[finding.verdict] + (f": {finding.why}" if finding.why else "")
+    return f"{shown}, milestone" if finding.milestone else shown
 
 
 def _table(findings: list[Finding]) -> str:

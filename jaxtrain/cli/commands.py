@@ -504,6 +504,9 @@ class Plan(OfConfig, Json):
     the same kind of GPU"""
     price_per_gpu_hour: Annotated[float | None, "P"] = None
     """price in any currency; adds the cost"""
+    spot: Annotated[tuple[float, float] | None, "P N"] = None
+    """also on spot machines, at this price per GPU-hour and with so many preemptions a day: hours,
+    cost, and how often to save"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtrain import terminal
 from jaxtrain.cli import commands
-from jaxtrain.planning import input_rate, report
+from jaxtrain.planning import input_rate, report, spot
 from jaxtrain.planning.planner import Plan, Planner, check_numbers
 from jaxtrain.storage import atomic
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
@@ -31,6 +31,8 @@ def main(flags: commands.Plan) -> int:
 def _plan(flags: commands.Plan) -> int:
     host = input_rate.Host(cores=flags.cores, per_core=flags.rate_per_core)
     check_numbers(host, flags.price_per_gpu_hour)
+    if flags.spot is not None:
+        spot.check(*flags.spot)
     planner = Planner(
         flags.config,
         flags.overrides,
@@ -47,6 +49,10 @@ def _plan(flags: commands.Plan) -> int:
     plan = planner.plan()
     terminal.out(f"\n{report.text(plan)}")
     content = plan.as_json()
+    if flags.spot is not None:
+        expected = spot.predict(plan, *flags.spot)
+        terminal.out(f"\n{report.on_spot(plan, expected)}")
+        content["spot"] = None if expected is None else dataclasses.asdict(expected)
     _write(content, flags.json)
     if flags.fit or not plan.fits:
         content["fit"] = _search(planner, plan, flags)

@@ -23,6 +23,7 @@ def main(flags: commands.PrepareSets) -> int:
     kept = deleted = 0
     for cached in sets.cached(root):
         idle_days = (time.time() - cached.used_s) / _DAY_S
+        size = sum(tar.stat().st_size for tar in cached.folder.glob("*.tar"))
         deletes = flags.prune is not None and idle_days >= flags.prune
         if deletes:
             try:
@@ -30,8 +31,8 @@ def main(flags: commands.PrepareSets) -> int:
             except OSError as error:
                 raise InputError(f"{cached.folder} cannot be deleted: {error.strerror}") from error
         what = "deleted" if deletes else f"used {idle_days:.0f} days ago"
-        state = f"{cached.videos:,} videos" if cached.is_complete else "incomplete"
-        terminal.out(f"{cached.folder}: {state}, {cached.bytes / 2**30:.2f} GiB, {what}")
+        state = "incomplete" if cached.videos is None else f"{cached.videos:,} videos"
+        terminal.out(f"{cached.folder}: {state}, {size / 2**30:.2f} GiB, {what}")
         terminal.out(f"  of {cached.source}")
         kept, deleted = kept + (not deletes), deleted + deletes
     more = f", {deleted:,} deleted" if flags.prune is not None else ""

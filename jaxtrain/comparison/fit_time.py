@@ -2,10 +2,10 @@
 
 import math
 import os
-import re
 from typing import Any
 
 from jaxtrain import config
+from jaxtrain.config import field_values
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.distributed import cluster_env
 from jaxtrain.errors import InputError
@@ -14,8 +14,6 @@ from jaxtrain.storage import atomic, bucket
 from jaxtrain.terminal import Say
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 _NO_LENGTH = ("--loop.epochs", "None", "--loop.tokens_per_param", "None")
 
 
@@ -25,10 +23,10 @@ def seconds(typed: str) -> float:
     Raises:
         InputError: it is none, or zero.
     """
-    match = _DURATION.fullmatch(typed)
-    if match is None or not float(match[1]):
+    found_s = field_values.duration_s(typed)
+    if found_s is None:
         raise InputError(f"--fit-time {typed}: use a duration such as 90s, 5m, or 1.5h")
-    return float(match[1]) * _UNITS[match[2]]
+    return found_s
 
 
 def overrides(steps: int, warmup_steps: int | None) -> tuple[str, ...]:

@@ -30,17 +30,17 @@ class Identities:
         codes = [*known.get("codes", ()), code]
         self._write(identity, known | {"parts": dict(parts), "codes": list(dict.fromkeys(codes))})
 
-    def measured(self, identity: str, step_s: float) -> None:
-        """Records how long a step takes. It is never measured again."""
-        self._write(identity, self._read(identity) | {"step_s": step_s})
+    def measured(self, program: str, step_s: float) -> None:
+        """Records how long a step of this program takes. It is never measured again."""
+        self._write(program, {"step_s": step_s})
 
     def codes(self, identity: str) -> frozenset[str]:
         """Returns the digests of source files that are known to give this identity."""
         return frozenset(self._read(identity).get("codes", ()))
 
-    def step_s(self, identity: str) -> float | None:
-        """Returns how long a step takes; None if it was not measured."""
-        return self._read(identity).get("step_s")
+    def step_s(self, program: str) -> float | None:
+        """Returns how long a step of this program takes; None if it was not measured."""
+        return self._read(program).get("step_s")
 
     def changed(self, identity: str, parts: Mapping[str, str]) -> list[str]:
         """Returns what has changed since the newest other identity of the same config.

@@ -10,7 +10,7 @@ from jaxtrain.errors import InputError, Problem
 from jaxtrain.storage import addresses
 
 if TYPE_CHECKING:
-    from jaxtrain.config.run import Loop, Optim, Run
+    from jaxtrain.config.run import Checkpoint, Loop, Optim, Run
 
 _PATHS = ("data.path", "data.more_paths", "data.val_path")
 
@@ -92,6 +92,7 @@ def _check_sections(run: "Run") -> Iterator[str]:
             "optim.muon.last_momentum",
         )
     yield from _check_batch(run)
+    yield from _check_cadence(run.checkpoint)
     yield from _check_best(run)
     yield from _check_gates(run)
 
@@ -169,6 +170,24 @@ def _check_batch(run: "Run") -> Iterator[str]:
             f"{microbatches} microbatches (optim.accumulate), so a multiple of {unit}: use "
             f"{below} or {below + unit}",
             *("data.batch_size", "mesh.data", "mesh.fsdp", "optim.accumulate"),
+        )
+
+
+def _check_cadence(checkpoint: "Checkpoint") -> Iterator[str]:
+    every, milestones = checkpoint.every, checkpoint.milestones
+    if isinstance(every, str) and checkpoint.every_s is None:
+        yield Problem(
+            f"checkpoint.every={every}: use a number of steps, or a time such as 90s, 10m, or 1.5h",
+            "checkpoint.every",
+        )
+    elif milestones is not None and (isinstance(every, str) or milestones % every):
+        cure = "set --checkpoint.every to steps"
+        if not isinstance(every, str):
+            cure = f"set --checkpoint.milestones {max(1, round(milestones / every)) * every}"
+        yield Problem(
+            f"checkpoint.milestones={milestones} is not a multiple of checkpoint.every={every}: "
+            f"{cure}, or --checkpoint.milestones None",
+            *("checkpoint.milestones", "checkpoint.every"),
         )
 
 

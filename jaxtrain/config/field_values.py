@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 from jaxtrain.storage.atomic import expanded
 
 _FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 
@@ -161,6 +163,12 @@ def whole_number(text: str) -> int | None:
     digits, decimals, factor = match[1], match[2] or "", _FACTORS[match[3]]
     value, rest = divmod(int(digits + decimals) * factor, 10 ** len(decimals))
     return None if rest else value
+
+
+def duration_s(text: str) -> float | None:
+    """Returns the seconds of a duration such as "90s", "5m" or "1.5h"; None for another text."""
+    match = _DURATION.fullmatch(text)
+    return float(match[1]) * _UNITS[match[2]] if match and float(match[1]) else None
 
 
 def words(value: Any) -> list[str]:

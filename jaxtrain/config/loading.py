@@ -48,9 +48,12 @@ def named(name_or_path: str) -> Run:
     run = files.execute(path)
     if not isinstance(run, Run):
         raise InputError(f"{path} sets run to a {type(run).__name__}; it must be a config.Run")
-    run = dataclasses.replace(run, name=path.stem)
     shipped = path.parent == files.directory()
-    _LOADED[path.stem if shipped else os.path.abspath(path)] = run
+    word = path.stem if shipped else os.path.abspath(path)
+    inherited = {loaded.name for key, loaded in _LOADED.items() if key != word}
+    if not run.name or run.name in inherited:
+        run = dataclasses.replace(run, name=path.stem)
+    _LOADED[word] = run
     return run
 
 

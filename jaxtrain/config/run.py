@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from jaxtrain.config import bounds, checks, invocation, overrides
+from jaxtrain.config import bounds, checks, field_values, invocation, overrides
 
 Precision = Literal["bfloat16", "float32"]
 Shard = Literal["params", "optimizer", "none"]
@@ -201,6 +201,14 @@ class Loop:
     """Time limit, in hours since the start of the program. Then the run finishes the current step,
     saves, and ends with exit code 130, after which launchers do not restart it. Each start of the
     run has the full time. None turns it off."""
+    max_total_hours: bounds.Positive | None = None
+    """The same limit for all starts of the run together, from the start of each program to its last
+    record. What is used up counts at the next start, so that a run that fails again and again does
+    not keep a rented machine forever. None turns it off."""
+    leave_notice: str | None = None
+    """Where the provider of this machine says that it takes it back: aws or gce, the machine's
+    metadata there, or the path of a file that appears then. The run then saves and ends with exit
+    code 75, as after SIGTERM, which SLURM and Kubernetes send. None asks for nothing."""
     record_examples: bool = False
     """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     gates: tuple[str, ...] = ()
@@ -216,17 +224,30 @@ class Loop:
 class Checkpoint:
     """How often checkpoints are saved, and which are kept."""
 
-    every: bounds.Count
-    """Interval between checkpoints, in steps."""
+    every: bounds.Count | str
+    """Interval between checkpoints, in steps, or in time, such as 90s, 10m, or 1.5h."""
     keep: bounds.Count
     """Number of newest checkpoints to keep, in addition to the best one, the newest whose step is a
-    multiple of checkpoint.every, and with loop.replay_every the newest up to the last equal
-    results."""
+    multiple of checkpoint.every, milestones, and with loop.replay_every the newest up to the last
+    equal results."""
+    milestones: bounds.Count | None = None
+    """Interval between checkpoints that are kept forever, in steps: a multiple of every. None keeps
+    none."""
     best_metric: str | None = None
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
     best_mode: Literal["max", "min"] | None = None
     """Whether a larger (max) or a smaller (min) best_metric is better. Needed only for a metric
     whose direction is unknown."""
+
+    @property
+    def every_steps(self) -> int:
+        """Returns the interval in steps; 1 if it is a time, since then any step may be saved."""
+        return 1 if isinstance(self.every, str) else self.every
+
+    @property
+    def every_s(self) -> float | None:
+        """Returns the interval in seconds; None if it is in steps."""
+        return field_values.duration_s(self.every) if isinstance(self.every, str) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -157,6 +157,38 @@ def fetch(
     return {address: str(path) for address, path in paths.items()}
 
 
+def copy_folder(
+    address: str,
+    folder: Path,
+    cache_root: Path,
+    flag: str,
+    say: Callable[[str], None],
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Fetches the files of a folder at an s3 or gs URL, and links them in a folder on disk.
+
+    Args:
+        address: the URL.
+        folder: on disk.
+        cache_root, flag, say: as for :func:`fetch`.
+        wanted: which files to fetch, by their names relative to the folder.
+
+    Raises:
+        InputError, RunAgain: see :func:`fetch`.
+    """
+    top = f"{address.rstrip('/')}/"
+    listed = {
+        url: version
+        for url, version in list_folder(address, flag).items()
+        if wanted(url.removeprefix(top))
+    }
+    for url, copy in fetch(listed, cache_root, flag, say).items():
+        place = folder / url.removeprefix(top)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        place.symlink_to(copy)
+
+
 def discard(cached: str) -> None:
     """Removes a file from the cache, so that the next start fetches it again.
 

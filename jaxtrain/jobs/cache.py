@@ -17,14 +17,14 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import bucket_folders, record
 from jaxtrain.storage import addresses, lock, run_marker
-from jaxtrain.storage.atomic import appearing, expanded, write_whole
+from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.storage.disks import disk_trouble
 
@@ -124,14 +124,6 @@ def write_file(path: Path, text: str) -> None:
     with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Does the same as :func:`write_file` with lines, of which memory holds a few."""
-    with explained(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with appearing(path) as work, open(work, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
 
 
 def make_folder(

@@ -21,16 +21,11 @@ _FILES = 2**16  # open files to allow: far more than any run has needed
 _SHARE_OF_MEMORY = 0.8  # that threads for videos may fill
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")  # names the cgroups of this process
 _MEMORY = Path("/proc/meminfo")
 
 
-def cores(
-    processes: int = 1,
-    groups: Path = _CGROUPS,
-    cgroups: Path = _OWN_CGROUPS,
-    machine: int | None = None,
-) -> int:
+def cores(processes: int = 1) -> int:
     """Returns the number of CPU cores that this process may use.
 
     That is the least of its affinity (set by taskset, SLURM, or a cpuset), the machine's cores, and
@@ -40,14 +35,11 @@ def cores(
 
     Args:
         processes: processes of the run on this host.
-        groups: where the kernel's cgroups are mounted.
-        cgroups: the kernel's file that names the cgroups of this process.
-        machine: number of cores of the machine; None asks the system.
     """
-    all_cores = machine or os.cpu_count() or 1
+    all_cores = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
     limits: list[float] = [all_cores]
-    for folder in _cgroup_folders(groups, cgroups):
+    for folder in _cgroup_folders():
         both = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
         both = both or [_first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         if all(map(str.isdecimal, both)) and int(both[1]):
@@ -57,43 +49,28 @@ def cores(
     return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
 
 
-def memory(
-    groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS, machine: Path = _MEMORY
-) -> tuple[float, bool]:
+def memory() -> tuple[float, bool]:
     """Returns the bytes of host memory that this process can still get.
 
     That is the least of what the machine has available and what each memory limit of its cgroups
     (``docker run --memory``, a pod's limits) leaves. Files that the kernel keeps in memory do not
     count as used, because it drops them when memory is needed.
 
-    Args:
-        groups: where the kernel's cgroups are mounted.
-        cgroups: the kernel's file that names the cgroups of this process.
-        machine: the kernel's file about the machine's memory.
-
     Returns:
         The bytes, infinite if unknown, and whether a cgroup limits them.
     """
-    available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(_MEMORY), re.MULTILINE)
     free = int(available[1]) * 1024.0 if available else math.inf
-    limits = [
-        left
-        for folder in _cgroup_folders(groups, cgroups)
-        if (left := _memory_left(folder)) is not None
-    ]
+    limits = [left for folder in _cgroup_folders() if (left := _memory_left(folder)) is not None]
     return min(free, *limits) if limits else free, min(limits, default=math.inf) < free
 
 
-def throttled_s(groups: Path = _CGROUPS, cgroups: Path = _OWN_CGROUPS) -> float:
+def throttled_s() -> float:
     """Returns for how many seconds the CPU limits of its cgroups have stopped this process.
 
     The kernel sums the time over the cores that the process would have used. It is 0 without limit.
-
-    Args:
-        groups: where the kernel's cgroups are mounted.
-        cgroups: the kernel's file that names the cgroups of this process.
     """
-    texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders(groups, cgroups))
+    texts = (_text(folder / "cpu.stat") for folder in _cgroup_folders())
     counts = (re.search(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE) for text in texts)
     units = {"usec": 1e-6, "time": 1e-9}
     return max((int(count[2]) * units[count[1]] for count in counts if count), default=0.0)
@@ -122,10 +99,10 @@ def _length(span: str) -> int:
     return int(last or first) - int(first) + 1
 
 
-def _cgroup_folders(groups: Path, cgroups: Path) -> Iterator[Path]:
+def _cgroup_folders() -> Iterator[Path]:
     """Yields this process's cgroup, and those that contain it; of version 1, for each resource."""
-    for kinds, path in re.findall(r"^\d+:(.*?):(.*)$", _text(cgroups), re.MULTILINE):
-        top = groups / kinds
+    for kinds, path in re.findall(r"^\d+:(.*?):(.*)$", _text(_OWN_CGROUPS), re.MULTILINE):
+        top = _CGROUPS / kinds
         # In a container, the path may be that of the host, which is not visible: its own limit is
         # then at the root.
         folder = top if ".." in path else top / path.lstrip("/")

@@ -293,9 +293,11 @@ def run_time(
     batches = run.loop.eval_examples / run.data.batch_size
     forward = FORWARD * run.validation_scale
     samples_s = validations * sum(SAMPLE_S[kind] * pixels for kind, pixels in step.samples.items())
-    saves_s = (steps // run.checkpoint.every + 1) * (
-        SAVE_S + step.checkpoint / nodes / SAVE_BYTES_PER_S
-    )
+    save_s = SAVE_S + step.checkpoint / nodes / SAVE_BYTES_PER_S
+
+    def saves(training_s: float) -> float:
+        every_s = run.checkpoint.every_s
+        return steps // run.checkpoint.every_steps if every_s is None else training_s / every_s
 
     def case(end: int) -> dict[str, float]:
         # Validation examples are loaded once, and then stay in the host's memory.
@@ -308,7 +310,7 @@ def run_time(
             "replayed steps": replays * REPLAYED * compute[end],
             "waiting for input": steps * (paced[end] - compute[end]),
             "validation": batches * (validations * forward * compute[end] + loading_s) + samples_s,
-            "saves": saves_s,
+            "saves": save_s * (1 + saves(steps * paced[end])),
         }
 
     best, worst = case(0), case(1)

@@ -1,5 +1,6 @@
 """Formats a plan as text that fits on one screen of 80 columns and 40 lines."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.planner import Plan
 from jaxtrain.planning.prediction import ERROR, HOUR_S, Range, seconds
+from jaxtrain.planning.spot import REPLACE_S, Spot
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
@@ -32,6 +34,29 @@ _ALWAYS = ("parameters", "optimizer", "temporaries")
 def text(plan: Plan) -> str:
     """Formats a complete plan, in sections."""
     return "\n\n".join([_heading(plan), memory(plan), _step(plan), _input(plan), _run(plan)])
+
+
+def on_spot(plan: Plan, spot: Spot | None) -> str:
+    """Formats what a run costs on spot machines, beside what it costs on others."""
+    if spot is None:
+        return "on spot machines: unknown, as the hours are"
+    cheap, dear = spot.money
+    cost = "it makes no progress"
+    if math.isfinite(dear):
+        cost = f"{formats.hours(*spot.hours)}; cost {_span(cheap, dear)} at {spot.price:g}"
+        cost += f"; with loop.leave_notice {formats.hours(*spot.noticed)}"
+    if math.isfinite(dear) and plan.run.money is not None and plan.run.money[1]:
+        cost += f"; {dear / plan.run.money[1]:.0%} of the cost above"
+    restart = formats.hours(spot.restart_s / HOUR_S, spot.restart_s / HOUR_S)
+    minutes = max(1, round(spot.every_s / 60))
+    lines = [
+        f"on spot machines, expected with {spot.preemptions:g} preemptions a day of any of them:",
+        f"  {cost}",
+        f"  --checkpoint.every {minutes}m (about {spot.every_steps:,} steps; Daly's optimum): a "
+        f"save costs {spot.save_s:.2g} s, a restart {restart}, "
+        f"of which {REPLACE_S / 60:g} min for another machine (assumed)",
+    ]
+    return "\n".join(map(_wrapped, lines))
 
 
 def verdict(plan: Plan) -> str:
@@ -208,10 +233,12 @@ def _hours_and_cost(hours: Range, plan: Plan) -> list[str]:
     shown, price = [formats.hours(*hours)], plan.run.price
     cost = prediction.money(hours, plan.step.cost.devices, price)
     if cost is not None:
-        cheap, dear = cost
-        span = f"{cheap:,.0f} to {dear:,.0f}" if dear >= 10 else f"{cheap:,.2g} to {dear:,.2g}"
-        shown.append(f"cost {span} at {price:g} per GPU-hour")
+        shown.append(f"cost {_span(*cost)} at {price:g} per GPU-hour")
     return shown
+
+
+def _span(cheap: float, dear: float) -> str:
+    return f"{cheap:,.0f} to {dear:,.0f}" if dear >= 10 else f"{cheap:,.2g} to {dear:,.2g}"
 
 
 def _wrapped(line: str) -> str:

@@ -1,6 +1,6 @@
 """The page's sections on what a run has used: time, memory, throughput."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxtrain.config.metrics import METRICS
 from jaxtrain.reporting import facts, times
@@ -9,13 +9,15 @@ from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.sections import Cell, named, section, side_by_side
 from jaxtrain.telemetry import formats
 
+_STARTS = 20  # bars of a run; a run that failed again and again may have hundreds
+
 
 def where_time_went(runs: Sequence[RecordedRun]) -> Html:
     """Shows the time by category, as a bar and as a table; the categories add up to the total."""
     accounts = {run.label: times.account(run.history) for run in runs}
     longest = max((account.total_s for account in accounts.values() if account), default=0.0)
 
-    def bar(account: times.Account) -> Html:
+    def bar(account: times.Account, longest: float = longest) -> Html:
         parts = [
             element(
                 "span",
@@ -51,6 +53,7 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
         for index, account in enumerate(accounts.values())
         if account
     ]
+    bars += [element("div", *_starts(run, bar)) for run in runs]
     notes = [
         element("p", f"{label if len(runs) > 1 else 'The run'}: {line}", class_="note")
         for label, account in accounts.items()
@@ -64,6 +67,24 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
         *notes,
         note="Measured with the clock of process 0.",
     )
+
+
+def _starts(run: RecordedRun, bar: Callable[[times.Account, float], Html]) -> Iterator[Html]:
+    """Yields a bar for each of the newest starts of a run that was started several times."""
+    starts = list(enumerate(times.by_start(run.history), 1))
+    longest = max((account.total_s for _, (_, account) in starts), default=0.0)
+    if len(starts) < 2 or not longest:
+        return
+    if len(starts) > _STARTS:
+        yield element("p", f"The newest {_STARTS} of {len(starts)} starts.", class_="note")
+    for number, (attempt, account) in starts[-_STARTS:]:
+        step, end = attempt.start.get("step", 0), attempt.end
+        how = "killed, or still running" if end is None else end.get("why") or "ended"
+        words = (
+            f"{run.label}, start {number} from step {step:,}: {formats.seconds(account.total_s)}"
+        )
+        yield element("p", f"{words}; {how}", class_="note")
+        yield bar(account, longest)
 
 
 def _time(seconds: float, total_s: float) -> Html:

@@ -102,7 +102,9 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
             f"{HISTORY} is missing: how the run ended, where the time "
             "went, the plan, the hardware, and the versions are unknown."
         )
-    records = sorted(_lines(directory / METRICS, problems), key=lambda record: int(record["step"]))
+    records = sorted(
+        lines_of(directory / METRICS, problems), key=lambda record: int(record["step"])
+    )
     if not records:
         problems.append(f"{METRICS} contains no record: no steps were recorded.")
     elif not any(name.startswith("val/") for record in records for name in record):
@@ -110,20 +112,20 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
     quarantined = {
         line["path"]
         for path in directory.glob("quarantine*.jsonl")
-        for line in _lines(path, problems)
+        for line in lines_of(path, problems)
     }
     if quarantined:
         problems.append(f"Unreadable input files: {len(quarantined):,}; see quarantine.jsonl.")
-    if skipped := len(_lines(directory / "bad_steps.jsonl", problems)):
+    if skipped := len(lines_of(directory / "bad_steps.jsonl", problems)):
         problems.append(f"Skipped steps: {skipped:,}; see bad_steps.jsonl.")
     if aside := describe_aside(CheckpointStore(Folder(directory))):
         problems.append(f"{aside}; jaxtrain checkpoints RUN --prune deletes them.")
     return RecordedRun(
         directory=directory,
         label=label,
-        config=addresses.scrubbed(_config(directory / CONFIG, problems)),
+        config=addresses.scrubbed(config_of(directory / CONFIG, problems)),
         records=records,
-        history=addresses.scrubbed(_lines(directory / HISTORY, problems)),
+        history=addresses.scrubbed(lines_of(directory / HISTORY, problems)),
         active_process="" if own else lock.holder(directory),
         problems=problems,
     )
@@ -153,7 +155,8 @@ def _is_run(directory: Path) -> bool:
     return any((directory / name).is_file() for name in (CONFIG, METRICS, HISTORY))
 
 
-def _config(path: Path, problems: list[str]) -> dict[str, Any]:
+def config_of(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Returns the config of a run, {} if it cannot be read; adds why to the problems."""
     try:
         return atomic.read_json(path)
     except FileNotFoundError:
@@ -163,7 +166,7 @@ def _config(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _lines(path: Path, problems: list[str]) -> list[json_lines.Record]:
+def lines_of(path: Path, problems: list[str]) -> list[json_lines.Record]:
     """Reads the records of a file; reports how many lines are damaged, such as a torn last one."""
     records, damaged = [], 0
     try:

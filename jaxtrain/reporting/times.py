@@ -108,16 +108,30 @@ def attempts(history: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     ]
 
 
+def used_hours(attempts: Sequence[Attempt]) -> float:
+    """Returns the hours of starts, each from the start of its program to its last record."""
+    return math.fsum(max(0.0, attempt.last - attempt.began) for attempt in attempts) / 3600
+
+
 def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
-    """Computes where the time went; None if no start was recorded."""
-    starts = attempts(history)
-    if not starts:
+    """Computes where the time of a run went; None if no start was recorded."""
+    accounts = [each for _, each in by_start(history)]
+    if not accounts:
         return None
-    seconds = dict.fromkeys(CATEGORIES, 0.0)
-    repeated = 0.0
-    kept_up_to = _kept_up_to(history)
-    for attempt in starts:
-        inside = 0.0
+    return Account(
+        seconds={name: math.fsum(each.seconds[name] for each in accounts) for name in CATEGORIES},
+        repeated_steps=sum(each.repeated_steps for each in accounts),
+        idle_s=math.fsum(each.idle_s for each in accounts),
+    )
+
+
+def by_start(history: Sequence[Mapping[str, Any]]) -> list[tuple[Attempt, Account]]:
+    """Computes where the time of each start went, and that until the next one."""
+    starts, kept_up_to = attempts(history), _kept_up_to(history)
+    accounts = []
+    for attempt, following in itertools.zip_longest(starts, starts[1:]):
+        seconds = dict.fromkeys(CATEGORIES, 0.0)
+        inside = repeated = idle_s = 0.0
         first = next((start for start in attempt.events if start["event"] == "phase"), None)
         if first is not None:  # before the first phase: imports, connecting
             before = float(first["time"]) - float(first["seconds"]) - attempt.began
@@ -139,14 +153,15 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
             seconds[INPUT] += waited * (1 - fraction)
             seconds[STEPS] += (took - waited) * (1 - fraction)
         seconds[OTHER] += max(0.0, attempt.last - attempt.began - inside)
-    idle_s = 0.0
-    for start, following in itertools.pairwise(starts):
-        gap = max(0.0, following.began - start.last)
-        if start.end is None or start.end.get("code") == RUN_AGAIN:
+        gap = 0.0 if following is None else max(0.0, following.began - attempt.last)
+        if attempt.end is None or attempt.end.get("code") == RUN_AGAIN:
             seconds[DOWN] += gap
         else:
             idle_s += gap
-    return Account(seconds=seconds, repeated_steps=round(repeated), idle_s=idle_s)
+        accounts.append(
+            (attempt, Account(seconds=seconds, repeated_steps=round(repeated), idle_s=idle_s))
+        )
+    return accounts
 
 
 def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:

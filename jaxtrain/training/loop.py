@@ -21,6 +21,7 @@ def train(setup: TrainSetup) -> None:
     """
     run, total, recorder, save_policy = setup.run, setup.total, setup.recorder, setup.save_policy
     state, stopping = setup.take_state(), setup.stopping
+    every = None if run.checkpoint.every_s else run.checkpoint.every_steps
     if save_policy.run_progress.validation_due and _validate(setup, state):
         with recorder.paused_for("save"):
             save_policy.save(recorder.position(), state, regular=False, best=True)
@@ -43,13 +44,14 @@ def train(setup: TrainSetup) -> None:
         recorder.push(metrics, setup.batches.ids, state, batch)
 
         validates = setup.evaluator and is_due(recorder.done, run.loop.eval_every, total)
-        saves = is_due(recorder.done, run.checkpoint.every, total)
+        saves = stopping.save_due or is_due(recorder.done, every, total)
         if (validates or saves) and recorder.last_step_was_good():
             best = bool(validates) and _validate(setup, state)
             # A validation that a stop has interrupted is not judged: finish() saves.
             if (saves or best) and not save_policy.run_progress.validation_due:
                 with recorder.paused_for("save"):
                     save_policy.save(recorder.position(), state, regular=saves, best=best)
+                stopping.save_due = False
         with recorder.on_devices():
             stopping.after_step()
     stopping.no_more_steps()

@@ -23,6 +23,7 @@ from jaxtrain.checkpoint.resume import newest_run
 from jaxtrain.checkpoint.store import CheckpointStore, Folder, Place
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.reporting import run_files, times
 from jaxtrain.storage import atomic, lock, run_marker
 from jaxtrain.storage.atomic import LATEST, expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
@@ -134,6 +135,20 @@ def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = 
     directory = Path(process_group.process_zero_decides(decide))
     check_shared(directory)
     return directory
+
+
+def hours_left(run: config.Run, directory: Path) -> float | None:
+    """Returns the hours that this start of the run may take; None for no limit."""
+    of_start, of_all = run.loop.max_hours, run.loop.max_total_hours
+    if of_all is None:
+        return of_start
+
+    def read() -> str:
+        starts = times.attempts(run_files.lines_of(directory / run_files.HISTORY, []))
+        return repr(times.used_hours(starts[:-1]))
+
+    left = of_all - float(process_group.process_zero_decides(read))
+    return left if of_start is None else min(of_start, left)
 
 
 def prepare_cache(directory: Path, bucket: Place) -> None:

@@ -11,7 +11,7 @@ from jaxtrain import config, terminal
 from jaxtrain.config import invocation
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.config.run_flags import RunFlags
-from jaxtrain.distributed import key_value, process_group
+from jaxtrain.distributed import key_value, leave_notice, process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
@@ -112,7 +112,8 @@ def _start(
                 run, {"--resume": flags.resume, "--debug": flags.debug}
             )
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code, directory = _train(run, flags, signals, heartbeat, watchdog, quiet=quiet)
+            with leave_notice.heard(run.loop.leave_notice, lambda: signals.request("SIGTERM")):
+                code, directory = _train(run, flags, signals, heartbeat, watchdog, quiet=quiet)
         except BaseException as error:
             reason = stop_inside(error) or error
             process_group.leave(reason, heartbeat)

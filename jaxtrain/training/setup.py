@@ -67,7 +67,7 @@ from jaxtrain.training.state_size import bytes_per_device, parameter_count
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
-from jaxtrain.training.stopping import CONTINUE, Stopping
+from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_MAX_HOURS, Stopping
 from jaxtrain.training.validation import Evaluator
 
 _SHARE = (
@@ -182,12 +182,13 @@ def open_training(
             if jax.process_index() == 0:
                 directory.start.refused(directory.place)
             raise
-        code = _code_if_over(built, directory, first, log)
+        hours = run_directory.hours_left(run, directory.path)
+        code = _code_if_over(built, directory, first, log, hours)
         if code is not None:
             yield code
             return
         with explained():
-            setup = open_step(built, directory, data, first, flags, log, signals, stack)
+            setup = open_step(built, directory, data, first, flags, log, signals, hours, stack)
         setup.still_alive = still_alive
         del first
         signals.hold()
@@ -593,10 +594,19 @@ def open_state(
 
 
 def _code_if_over(
-    built: StepSetup, directory: OpenedDirectory, first: OpenedState, log: RunLog
+    built: StepSetup,
+    directory: OpenedDirectory,
+    first: OpenedState,
+    log: RunLog,
+    hours: float | None,
 ) -> int | None:
-    """Returns the exit code if nothing is left to train, which is reported; else None."""
+    """Returns the exit code if no step or no time is left, which is reported; else None."""
     run, done, run_progress = built.run, directory.position.done, first.run_progress
+    if hours is not None and hours <= 0:
+        ending = run_summary.ending(run, done, built.total, STOP_MAX_HOURS, stopped_early=False)
+        log.say(f"{ending}: raise --loop.max_total_hours {run.loop.max_total_hours:g}")
+        log.ended(EXIT_CODES[STOP_MAX_HOURS], ending)
+        return EXIT_CODES[STOP_MAX_HOURS]
     nothing = run_summary.nothing_to_do(run, done, built.total, run_progress)
     if not nothing:
         return None
@@ -615,6 +625,7 @@ def open_step(
     flags: RunFlags,
     log: RunLog,
     signals: StopSignals,
+    hours: float | None,
     stack: contextlib.ExitStack,
 ) -> TrainSetup:
     """Compiles the step, and opens the batches and what validates, saves, and stops.
@@ -675,9 +686,20 @@ def open_step(
                 state,
             ),
         )
-    replays = replayed(
-        step, built, checkpoints, first.run_progress, position.done, save_policy, log, uploader
-    )
+    replays = None
+    if run.loop.replay_every is None:
+        first.run_progress.last_equal = None
+    else:
+        replays = replay.Replay(
+            step,
+            replay.described(built.rule.mesh),
+            checkpoints,
+            first.run_progress,
+            position.done,
+            save_policy.await_save,
+            log.say,
+            uploader,
+        )
     span, folder = profiler.span(flags.profile), directory.path / "profile"
     step, before_step = stack.enter_context(
         profiler.profiled(span, folder, step, say, recorder.paused_for)
@@ -705,7 +727,7 @@ def open_step(
         save_policy=save_policy,
         rollback=Rollback(
             directory.path,
-            run.checkpoint.every,
+            run.checkpoint.every_steps,
             built.saved,
             say,
             recorder.advice,
@@ -717,7 +739,8 @@ def open_step(
             signals,
             data.broken_file_limit,
             directory.mesh,
-            run.loop.max_hours,
+            hours,
+            run.checkpoint.every_s,
             lambda: batches.lost,
         ),
         log=log,
@@ -746,14 +769,15 @@ def _open_saver(
         directory.path,
         run.checkpoint.keep,
         say,
-        run.checkpoint.every,
+        run.checkpoint.every_steps,
         data.sources.files_to_keep,
+        milestones=run.checkpoint.milestones,
         uploads=uploader,
         resumed=resumed,
     )
     stack.callback(checkpoints.close)
     if uploader is not None:
-        uploader.start(run.checkpoint.keep, run.checkpoint.every, resumed)
+        uploader.start(run.checkpoint, resumed)
     save_policy = SavePolicy(
         checkpoints,
         first.meta,
@@ -809,23 +833,3 @@ def compile_in_all_processes(
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
     return compiled
-
-
-def replayed(
-    step: TrainStep,
-    setup: StepSetup,
-    checkpoints: CheckpointSaver,
-    run_progress: RunProgress,
-    done: int,
-    save_policy: SavePolicy,
-    log: RunLog,
-    uploader: Uploader | None,
-) -> replay.Replay | None:
-    """Returns what computes every Nth step twice; None without ``loop.replay_every``."""
-    if setup.run.loop.replay_every is None:
-        run_progress.last_equal = None
-        return None
-    devices = replay.described(setup.rule.mesh)
-    return replay.Replay(
-        step, devices, checkpoints, run_progress, done, save_policy.await_save, log.say, uploader
-    )

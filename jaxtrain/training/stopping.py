@@ -1,9 +1,10 @@
-"""Decides whether a run stops: each process has a request, and all agree on one decision."""
+"""Decides whether a run stops, or saves: processes have requests, and all agree on one decision."""
 
 import math
 import time
 from collections.abc import Callable
 
+import jax
 from jax.sharding import Mesh
 
 from jaxtrain.data.quarantine import BrokenFileLimit
@@ -30,12 +31,12 @@ REASONS = {
     STOP_LOST_WORKER: "stopped, because loading examples failed",
     STOP_SIGTERM: "stopped by SIGTERM",
     STOP_SIGHUP: "stopped because the terminal or the connection was closed (SIGHUP)",
-    STOP_MAX_HOURS: "stopped because loop.max_hours is over",
+    STOP_MAX_HOURS: "stopped because loop.max_hours or loop.max_total_hours is over",
     STOP_SIGINT: "stopped by Ctrl-C",
     STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
     STOP_HOPELESS: "ended, because it cannot succeed",
 }
-_REQUEST = "request"
+_REQUEST, _SAVE = "request", "save"
 
 
 class Stopping:
@@ -45,11 +46,14 @@ class Stopping:
         signals: of this process.
         broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
-        max_hours: time limit since the start of the program, in hours; None for no limit.
+        hours: time limit since the start of the program; None for no limit.
+        save_every_s: seconds between checkpoints, by the clock of process 0; None if they are due
+            at certain steps.
         lost: returns why this process's workers have ended; "" if they have not.
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
+        save_due: whether process 0's clock asks for a checkpoint; the loop resets it.
         why: what :meth:`end` was given, or why this process's workers have ended.
     """
 
@@ -58,14 +62,17 @@ class Stopping:
         signals: StopSignals,
         broken_file_limit: BrokenFileLimit,
         mesh: Mesh,
-        max_hours: float | None = None,
+        hours: float | None = None,
+        save_every_s: float | None = None,
         lost: Callable[[], str] = str,
     ) -> None:
         self._signals = signals
         self._broken_file_limit, self._lost = broken_file_limit, lost
-        self._end_at = math.inf if max_hours is None else signals.began + max_hours * 3600
-        self._requests = Exchange(mesh, largest=[_REQUEST])
-        self.decision, self.why = CONTINUE, ""
+        self._end_at = math.inf if hours is None else signals.began + hours * 3600
+        self._requests = Exchange(mesh, largest=[_REQUEST, _SAVE])
+        self._save_every_s = save_every_s if jax.process_index() == 0 else None
+        self._save_at = time.monotonic() + (self._save_every_s or 0.0)
+        self.decision, self.why, self.save_due = CONTINUE, "", False
 
     def signaled(self) -> bool:
         """Returns whether this process received a signal, without asking the others."""
@@ -78,7 +85,12 @@ class Stopping:
         """
         if self.decision != CONTINUE:  # by agreed() or end()
             return True
-        return self._decided(self._requests.delayed(self._own()).get(_REQUEST, CONTINUE))
+        own = self._own()
+        if self._save_every_s is not None and (now := time.monotonic()) >= self._save_at:
+            own[_SAVE], self._save_at = 1.0, now + self._save_every_s
+        requests = self._requests.delayed(own)
+        self.save_due = self.save_due or bool(requests.get(_SAVE))
+        return self._decided(requests.get(_REQUEST, CONTINUE))
 
     def agreed(self) -> bool:
         """Returns whether all processes stop now; waits until all of them call it."""

@@ -145,6 +145,15 @@ def test_the_newest_whose_replay_was_equal_stays(store: CheckpointStore, tmp_pat
     assert store.steps() == [40]
 
 
+def test_milestones_stay(store: CheckpointStore, tmp_path: Path) -> None:
+    for step in (10, 20, 25, 30, 40, 50):
+        save(store, tmp_path, step)
+        store.retain(1, 10, milestones=20)
+    assert store.steps() == [20, 40, 50]
+    store.retain(1, 10)
+    assert store.steps() == [50], "kept as long as the run asks for it"
+
+
 def test_only_files_that_nothing_points_to_are_deleted(
     store: CheckpointStore, tmp_path: Path
 ) -> None:

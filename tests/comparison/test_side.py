@@ -15,13 +15,13 @@ PARTS = {"the config": "1", "the program of the step": "2", "the data": "3"}
 
 def test_what_is_measured_stays(tmp_path: Path) -> None:
     known = Identities(tmp_path / "identities")
-    assert known.step_s("a") is None
+    assert known.step_s("p") is None
     assert known.codes("a") == frozenset()
-    known.measured("a", 0.25)
+    known.measured("p", 0.25)
     known.examined("a", PARTS, "c1")
     known.examined("a", PARTS, "c2")
     again = Identities(tmp_path / "identities")
-    assert again.step_s("a") == 0.25
+    assert again.step_s("p") == 0.25
     assert again.codes("a") == {"c1", "c2"}
 
 
@@ -60,6 +60,8 @@ def test_what_changes_a_run_changes_its_identity_and_nothing_else_does(
     assert changed(probed(OWN.replace("FF = 64", "FF = 48"))) == programs
     rate = probed(OWN, "--optim.peak_lr", "0.02")
     assert changed(rate) == ["the config", "the schedule"]
+    assert rate.program == first.program  # its steps take as long
+    assert probed(OWN, "--optim.b2", "0.9").program != first.program
     for path in (tmp_path / "corpus").rglob("*.txt"):
         path.write_text(path.read_text().upper())
     assert changed(probed(OWN)) == ["the data"]

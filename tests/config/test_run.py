@@ -339,6 +339,12 @@ def test_configs_are_named_after_their_files(folder: Path) -> None:
     assert config.load("toy_8").name == "toy_8"
     assert config.load(str(folder / "toy_16.py")).name == "toy_16"
     assert files.docstring("toy_8") == "A toy."
+    own = folder / "own.py"
+    derived = 'from jaxtrain import config\nrun = config.named("toy_8").override({"seed": 3'
+    own.write_text(derived + "})\n")
+    assert config.load(str(own)).name == "own"
+    own.write_text(derived + ', "name": "mine"})\n')
+    assert [config.load(str(own)).name for _ in range(2)] == ["mine", "mine"]
 
 
 def test_a_wrong_name_or_path(folder: Path) -> None:

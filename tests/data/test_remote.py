@@ -67,7 +67,8 @@ def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
     by_http = "http" in (
         path if "://" in path or not Path(path).is_file() else Path(path).read_text()
     )
-    found = files.find(path, "--data.path", cache, said.append, fetch_videos=not by_http)
+    how = {"fetch_videos": not by_http, "by_http": by_http}
+    found = files.find(path, "--data.path", cache, said.append, **how)
     left = {video.url: video.version for video in found if video.url}
     copies = remote.fetch(left, cache, "--data.path", said.append)
     return [
@@ -323,7 +324,7 @@ def test_runs_fetch_nothing_by_http(name: str, server: Server, tmp_path: Path) -
         path = str(tmp_path / name)
     words = f"prepare these first with `.* prepare clips {path} OUT`, and pass --data.path OUT"
     with pytest.raises(InputError, match=words) as caught:
-        sets.of_path(path, "--data.path", Settings(), tmp_path, print)
+        sets.CachedSet.of(path, "--data.path", Settings(), tmp_path, print)
     assert SECRET not in str(caught.value)
     assert not server.asked
 

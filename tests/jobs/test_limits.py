@@ -14,9 +14,12 @@ MACHINE = 64
 
 
 @pytest.fixture(autouse=True)
-def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the process use all 64 cores of a machine, so that the files decide."""
     monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: set(range(MACHINE)))
+    monkeypatch.setattr(limits.os, "cpu_count", lambda: MACHINE)
+    for name, file in (("_CGROUPS", "cgroup"), ("_OWN_CGROUPS", "own"), ("_MEMORY", "meminfo")):
+        monkeypatch.setattr(limits, name, tmp_path / file)
 
 
 def cores(place: Path, own: str, files: dict[str, str], processes: int = 1) -> int:
@@ -25,7 +28,7 @@ def cores(place: Path, own: str, files: dict[str, str], processes: int = 1) -> i
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (place / "own").write_text(own)
-    return limits.cores(processes, place / "cgroup", place / "own", MACHINE)
+    return limits.cores(processes)
 
 
 @pytest.mark.parametrize(
@@ -131,15 +134,12 @@ def test_the_memory_that_machine_and_containers_leave(
     tmp_path: Path, own: str, files: dict[str, str], expected: int, limited: bool
 ) -> None:
     cores(tmp_path, own, files)
-    machine = tmp_path / "meminfo"
-    machine.write_text(AVAILABLE)
-    found = limits.memory(tmp_path / "cgroup", tmp_path / "own", machine)
-    assert found == (expected * GIB, limited)
+    (tmp_path / "meminfo").write_text(AVAILABLE)
+    assert limits.memory() == (expected * GIB, limited)
 
 
-def test_a_system_without_these_files_has_unknown_memory(tmp_path: Path) -> None:
-    none = tmp_path / "none"
-    assert limits.memory(none, none, none) == (math.inf, False)
+def test_a_system_without_these_files_has_unknown_memory() -> None:
+    assert limits.memory() == (math.inf, False)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_time_for_which_limits_stopped_the_process(
     tmp_path: Path, own: str, files: dict[str, str], expected: float
 ) -> None:
     cores(tmp_path, own, files)
-    assert limits.throttled_s(tmp_path / "cgroup", tmp_path / "own") == expected
+    assert limits.throttled_s() == expected
 
 
 def test_more_workers_than_the_memory_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

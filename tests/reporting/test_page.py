@@ -79,6 +79,7 @@ def test_one_run(tmp_path: Path) -> None:
         "Set on the command line optim.peak_lr 0.01",
         "driver 570.1",
         "killed: no end was recorded",
+        "start 1 from step 0: 1m40s; killed, or still running",
         "optim.peak_lr: 0.01 -> 0.02",
     ):
         assert expected in text

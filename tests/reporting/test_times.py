@@ -31,6 +31,17 @@ def test_the_categories_add_up_to_the_total() -> None:
     assert (found.repeated_steps, found.idle_s) == (20, 0)
 
 
+def test_the_starts_add_up_to_the_run() -> None:
+    history = written_run.full_history()
+    whole, starts = times.account(history), times.by_start(history)
+    assert whole is not None
+    assert len(starts) > 1
+    for name in times.CATEGORIES:
+        assert whole.seconds[name] == pytest.approx(sum(part.seconds[name] for _, part in starts))
+    hours = times.used_hours([attempt for attempt, _ in starts])
+    assert hours * 3600 == pytest.approx(whole.total_s - whole.seconds[times.DOWN])
+
+
 def test_a_resume_from_scratch_repeats_all_starts_before_it() -> None:
     history = [
         start(BEGAN, began=BEGAN),

@@ -209,7 +209,6 @@ def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> Non
         assert (tmp_path / "run" / name).is_file()
     assert list((tmp_path / "run").glob("examples*.jsonl"))
     assert b"0.mp4" in (tmp_path / "clips/table/names").read_bytes()
-    assert list((tmp_path / "cache/splits").rglob("numbers"))
     assert _spilled(tmp_path) == []
 
 

@@ -94,7 +94,7 @@ def test_each_command_has_each_flag_once() -> None:
     again = "--output-dir '/runs/my run' --resume latest"
     kept = f"{PYTHON} train demo"
     blur = "--data.blur_sigma 0.1 1.0"
-    assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 640"
+    assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 512"
     assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
     assert said(arguments=typed_again)[-2] == on

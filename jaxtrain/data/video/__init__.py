@@ -1,4 +1,4 @@
-"""Video data sets: indexing, decoding, clips, preparation, and writing."""
+"""Video data sets: one reader, sets of pieces, clips, and writing."""
 
 from jaxtrain.data.video.config import Config
 

@@ -19,7 +19,7 @@ from jaxtrain.data.validation import Validated
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import pieces
 from jaxtrain.data.video.latents import LatentStore
-from jaxtrain.data.video.sets import Piece, Video, Videos
+from jaxtrain.data.video.sets import Piece, Video, Videos, clips_in, located
 from jaxtrain.errors import BadExample
 from jaxtrain.jobs import cache
 
@@ -100,7 +100,7 @@ class Clips:
         than another that has further clips. Those of a video are evenly spaced and do not overlap,
         and :func:`jaxtrain.data.video.evaluation_clips.choose` has the same places.
         """
-        most = self.videos.windows(self.frames)
+        most = self.videos.clips(self.frames, self.frames)
         shares = _shares(most, count)
         places = np.diff(self._ends, prepend=0)
         indices, numbers = [], np.flatnonzero(shares)
@@ -120,7 +120,7 @@ class Clips:
 
     def windows(self, video: Video) -> int:
         """Returns a video's number of fixed, consecutive windows in its pieces."""
-        return sum(piece.frames // self.frames for piece in video.pieces)
+        return int(sum(clips_in(piece.frames, self.frames, self.frames) for piece in video.pieces))
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
@@ -129,9 +129,12 @@ class Clips:
         They are fixed windows, or, to validate a run with random ones, all frames where a clip can
         begin.
         """
-        if self.config.windows == "fixed":
-            return np.cumsum(self.videos.windows(self.frames))
-        return np.cumsum(self.videos.starts(self.frames))
+        return np.cumsum(self.videos.clips(self.frames, self._every))
+
+    @property
+    def _every(self) -> int:
+        """Returns the frames from one place to the next."""
+        return self.frames if self.config.windows == "fixed" else 1
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Loads one clip.
@@ -221,8 +224,7 @@ class Clips:
         number = int(np.searchsorted(self._ends, index, side="right"))
         video = self.videos[number]
         place = index - (int(self._ends[number - 1]) if number else 0)
-        at = self._window if self.config.windows == "fixed" else self._from
-        (example,) = self._read(*at(video, place), [video_frames.CropPosition()])
+        (example,) = self._read(*self._at(video, place), [video_frames.CropPosition()])
         example["augment"] = np.asarray(IDENTITY, np.float32)
         if self.latents is not None:
             example["latents"] = self.latents.load(video, place)
@@ -230,33 +232,20 @@ class Clips:
 
     def pixels(self, video: Video, window: int) -> np.ndarray:
         """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
-        piece, numbers = self._window(video, window)
-        size = {"frames": self.frames, "height": self.height, "width": self.width}
-        clip = video_frames.Crop(piece.look, **size, position=video_frames.CropPosition())
-        pieces.read(piece.path, piece.span, numbers, clip.put)
-        return clip.out_THWC
+        on_host = dataclasses.replace(self, plane_size=None)
+        (example,) = on_host._read(*self._at(video, window), [video_frames.CropPosition()])
+        return example["video"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Omits what is cached, such as a number of windows per file: each worker gets a copy."""
         return {name: value for name, value in vars(self).items() if name not in _CACHED}
 
-    def _window(self, video: Video, window: int) -> tuple[Piece, list[int]]:
-        """Returns the piece of a window, and its frames."""
-        for piece in video.pieces:
-            if window < piece.frames // self.frames:
-                first = window * self.frames
-                return piece, list(range(first, first + self.frames))
-            window -= piece.frames // self.frames
-        raise IndexError(f"{video.name} has no window {window}")
-
-    def _from(self, video: Video, start: int) -> tuple[Piece, list[int]]:
-        """Returns the piece of a clip by where it begins, and its frames."""
-        for piece in video.pieces:
-            inside = max(piece.frames - self.frames + 1, 0)
-            if start < inside:
-                return piece, list(range(start, start + self.frames))
-            start -= inside
-        raise IndexError(f"{video.name} has no clip there")
+    def _at(self, video: Video, place: int) -> tuple[Piece, list[int]]:
+        """Returns the piece of the clip at a place in a video, and its frames."""
+        lengths = np.array([piece.frames for piece in video.pieces])
+        number, inside = located(clips_in(lengths, self.frames, self._every), place)
+        first = inside * self._every
+        return video.pieces[number], list(range(first, first + self.frames))
 
     def _choose(self, video: Video, draws: np.ndarray) -> tuple[Piece, list[int]]:
         """Returns a piece of a video and the numbers of a clip's frames in it.
@@ -278,10 +267,8 @@ class Clips:
         least, largest = self.config.min_frame_delta, self.config.max_frame_delta
         delta = _pick(least, largest, draws[0])
         delta = min(delta, (int(lengths.max()) - 1) // max(count - 1, 1))
-        starts = np.cumsum(np.maximum(lengths - (count - 1) * delta, 0))
-        start = _pick(0, int(starts[-1]) - 1, draws[1])
-        number = int(np.searchsorted(starts, start, side="right"))
-        first = start - (int(starts[number - 1]) if number else 0)
+        counts = clips_in(lengths, (count - 1) * delta + 1, 1)
+        number, first = located(counts, _pick(0, int(counts.sum()) - 1, draws[1]))
         return video.pieces[number], [first + delta * at for at in range(count)]
 
     def _augment(self, draws: np.ndarray) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from jaxtrain.config import bounds
 from jaxtrain.data import listing, quarantine
 from jaxtrain.data.contract import DataConfig
 from jaxtrain.data.source import ArrayTypes, Sources
-from jaxtrain.data.video import demo_videos, latents, pieces, prepare_clips, sets, split
+from jaxtrain.data.video import demo_videos, latents, pieces, sets, split
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import IDENTITY, Clips
@@ -177,11 +177,12 @@ class Config(DataConfig):
         if self.path is None or addresses.is_address(self.path):
             return False
         # Larger crops would be shrunk on the host first, which takes longer than converting there.
-        crop = prepare_clips.largest_crop(expanded(self.path))
+        made_for = sets.settings_of(expanded(self.path))
+        if made_for is None:  # a run cuts other videos into pieces of just this size
+            return True
+        crop = video_frames.plane_size(made_for.height, made_for.width, made_for.min_crop_scale)
         most = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
-        return crop is None or all(  # a run cuts other videos into pieces of just this size
-            side <= limit for side, limit in zip(crop, most, strict=True)
-        )
+        return all(side <= limit for side, limit in zip(crop, most, strict=True))
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Returns shape and dtype of each array of an example, before :meth:`sent`."""
@@ -328,11 +329,11 @@ class Config(DataConfig):
         quarantine.name_first(bad, say)
         sizes = np.ones(len(usable), np.int64)
         if self.windows == "fixed":
-            sizes = opened.table.windows(model.frames)[usable]
+            sizes = opened.table.clips(model.frames, model.frames)[usable]
         described = _described(opened.table, usable)
         train, val = split.choose(described, given, sizes.tolist(), self.train_split, source, say)
         splits = [
-            Videos.stored(table, numbers[chosen], root / "splits", say)
+            Videos.of(table, numbers[chosen])
             for table, numbers, chosen in (
                 (opened.table, usable, train),
                 (val_opened.table, of_val, val),
@@ -360,13 +361,12 @@ class Config(DataConfig):
 
     def to_prepare(self, model: Any, say: Callable[[str], None]) -> list[sets.CachedSet]:
         """Implements :meth:`DataConfig.to_prepare`: sets of the user's videos."""
-        root, bucket = cache.root(self.cache_dir), cache.url(self.cache_dir)
+        root = cache.root(self.cache_dir)
         missing = []
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
             if path is None or disks.when_readable(functools.partial(sets.is_set, path)):
                 continue
-            needed = self.needed(model)
-            cached = sets.CachedSet.of(path, flag, needed, root, say, self.prepare, bucket)
+            cached = self._cached_set(path, flag, model, root, say)
             if not cached.is_complete():
                 missing.append(cached)
         return missing
@@ -403,20 +403,22 @@ class Config(DataConfig):
             else None,
         )
 
+    def _cached_set(
+        self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
+    ) -> sets.CachedSet:
+        bucket, needed = cache.url(self.cache_dir), self.needed(model)
+        how: dict[str, Any] = {"prepare_long": self.prepare, "bucket": bucket}
+        return sets.CachedSet.of(path, flag, needed, root, say, **how)
+
     def _set(
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[sets.Opened, np.ndarray, list[BadExample]]:
         """Returns the set of one input, the numbers of its usable videos, and its bad ones."""
-        opened = sets.of_path(
-            path,
-            flag,
-            self.needed(model),
-            root,
-            say,
-            prepare_long=self.prepare,
-            bucket=cache.url(self.cache_dir),
-        )
-        long_enough = opened.table.longest >= model.frames
+        if disks.when_readable(functools.partial(sets.is_set, path)):
+            opened = sets.opened_at(path, flag, root, say)
+        else:
+            opened = self._cached_set(path, flag, model, root, say).made(say)
+        long_enough = opened.table.clips(model.frames, 1) > 0
         usable, short = np.flatnonzero(long_enough), np.flatnonzero(~long_enough)
         bad = [*opened.bad]
         if len(short):

@@ -156,7 +156,7 @@ def _encode(
         yield from map(_result, waiting)
 
     with contextlib.closing(encoded()) as windows:
-        target.save(file, windows, count)
+        target.save(file, windows)
     for failure in bad:
         if isinstance(failure.__cause__, OSError):  # perhaps the file can be read the next time
             raise resumable.Failed(failure.reason)

@@ -176,10 +176,8 @@ def choose(
 
 def _at(runs: Sequence[Run], place: float, frames: int, height: int, width: int) -> Clip:
     """Returns the clip at a place, 0 to 1, of all that are inside of a run."""
-    starts = np.cumsum([max(0, run.count - frames + 1) for run in runs])
-    start = round(place * (int(starts[-1]) - 1))
-    number = int(np.searchsorted(starts, start, side="right"))
-    first = start - (int(starts[number - 1]) if number else 0)
+    counts = sets.clips_in(np.array([run.count for run in runs]), frames, 1)
+    number, first = sets.located(counts, round(place * (int(counts.sum()) - 1)))
     return Clip(runs[number], place, tuple(range(first, first + frames)), height, width)
 
 
@@ -230,8 +228,7 @@ def _usable(
     bad = list[BadExample]()
     videos: list[tuple[str, list[Run]]]
     if sets.is_set(path):
-        opened = sets.of_path(path, flag, pieces.Settings(), root, say)
-        bad += opened.bad
+        opened = sets.opened_at(path, flag, root, say)
         videos = [
             (video.path, _of_pieces(video))
             for video in map(opened.table.video, range(opened.table.length))

@@ -102,18 +102,17 @@ def find(
     say: Callable[[str], None],
     *,
     fetch_videos: bool = True,
-    by_http: bool | None = None,
+    by_http: bool = False,
 ) -> list[VideoFile]:
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
     Args:
         path: a folder, a video file, a tar, a pattern of tars, or a list of files.
         flag: the option that set the path, for messages.
-        cache_root: the cache folder, which holds fetched files and the lists of tar members.
+        cache_root: the cache folder, which holds fetched files.
         say: prints a message.
         fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
-        by_http: False refuses files at https://, which are prepared before a run; None does if
-            ``fetch_videos``.
+        by_http: False refuses files at https://, which are prepared before a run.
 
     Raises:
         InputError: the path is missing, has an unknown type or leads to no file; two files would
@@ -129,10 +128,9 @@ def find(
     else:
         given, cure = _on_disk(path, flag, say)
     given = list(dict.fromkeys(given))  # so that each is opened once
-    refuses_http = fetch_videos if by_http is None else not by_http
     for file in given:
         tar_members.check_not_packed(file.name, flag)
-        if refuses_http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
+        if not by_http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
             raise InputError(
                 f"{flag} {addresses.public(file.url)}: runs read videos from disks and buckets: "
                 f"prepare these first with `{invocation.program()} prepare clips {shown} OUT`, and "
@@ -150,7 +148,7 @@ def find(
         else file
         for file in given
     ]
-    videos = [video for file in in_folder for video in _with_tar_members(file, flag, cache_root)]
+    videos = [video for file in in_folder for video in _with_tar_members(file, flag)]
     if not videos:
         raise InputError(f"{flag} {shown}: no video files found: {cure}")
     return sorted(_distinct(videos, flag, shown).values(), key=lambda video: video.name)
@@ -249,13 +247,13 @@ def _suffix(url: str) -> str:
     return os.path.splitext(addresses.split(url).path)[1].lower()
 
 
-def _with_tar_members(file: VideoFile, flag: str, cache_root: Path) -> Iterator[VideoFile]:
+def _with_tar_members(file: VideoFile, flag: str) -> Iterator[VideoFile]:
     """Yields the file itself, or the videos in it if it is a tar."""
     if not file.path.lower().endswith(tar_members.SUFFIX):
         yield file
         return
     try:
-        members = tar_members.members(file.path, cache_root)
+        members = tar_members.members(file.path)
     except InputError as error:
         if not file.fetched:
             raise

@@ -37,7 +37,6 @@ _MATRICES = {
 # colors, which videos store at half the resolution, instead of interpolating them. Packing the
 # planes afterwards only copies bytes; NumPy takes twice as long for that.
 _TO_RGB = ("gbrp", "rgb24")
-_PLAIN = ":in_range=limited:in_color_matrix=bt709"  # the color options of prepared clips
 LIMITED_BT709 = ":out_range=limited:out_color_matrix=bt709"
 """The scale filter's color options for a result like prepared clips."""
 _TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on time
@@ -126,29 +125,23 @@ class Crop:
         self.out_THWC = np.empty((frames, height, width, 3), np.uint8)
         self._look = look
         self._position = position
-        turned = look.rotation % 180 == 90
-        self._target = (width, height) if turned else (height, width)
-        self._flip = (
-            *((("hflip",),) if look.mirror else ()),
-            *((("vflip" if turned else "hflip",),) if position.mirror else ()),
-        )
         self._graph = FilterGraph()
 
     def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
-        high, wide = self._target
+        high, wide = self.out_THWC.shape[1:3]
         stored = (frame.width, frame.height)
         crop = crop_of(stored, self._look.pixel_aspect, wide / high, self._position)
-        return _filters(frame, crop, wide, high, flip=self._flip)
+        flip = (("hflip",),) if self._position.mirror else ()
+        return _filters(frame, crop, wide, high, flip=flip)
 
     def put(self, number: int, frame: VideoFrame) -> None:
-        """Sets frame ``number`` of the clip from a decoded frame, which is not yet rotated."""
+        """Sets frame ``number`` of the clip."""
         image = self._graph(frame, self._filters)
         (plane,) = image.planes
         strides = (plane.line_size, 3, 1)  # a view, where to_ndarray copies
-        image_HWC = np.ndarray(
+        self.out_THWC[number] = np.ndarray(
             (image.height, image.width, 3), np.uint8, memoryview(plane), strides=strides
         )
-        self.out_THWC[number] = np.rot90(image_HWC, self._look.rotation // 90)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of the example."""
@@ -156,15 +149,13 @@ class Crop:
 
 
 class Planes:
-    """Copies the crop of each frame as YUV 4:2:0 planes, which the device resizes and converts.
+    """Copies the crop of each frame of a piece as YUV 4:2:0 planes, for the device.
 
-    A frame that cannot be copied, such as one of 10 bits or full range, is converted to BT.709 in
-    limited range and turned by libswscale, which also resizes a crop that is larger than the
-    planes. Of such a crop, only the colors differ from those of :class:`Crop`: they have half the
-    resolution.
+    libswscale resizes a crop that is larger than the planes. Of such a crop, only the colors differ
+    from those of :class:`Crop`: they have half the resolution.
 
     Args:
-        look: how the frames are stored.
+        look: form of the piece's frames, which are yuv420p, BT.709, limited range.
         frames: number of frames of the clip.
         height, width: size that the device gives the clip, in pixels.
         plane_size: height and width of the planes (:func:`plane_size`).
@@ -185,48 +176,32 @@ class Planes:
         self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
         self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
         self._mirror = position.mirror
-        self._stored_mirror = look.mirror
-        self._turns = look.rotation // 90
-        turned = self._turns % 2 == 1
-        aspect = height / width if turned else width / height
-        # From the table, so that all frames of a clip have one size, in whatever order they come.
-        self._stored = (look.width, look.height)
-        self._crop = lambda stored: crop_of(stored, look.pixel_aspect, aspect, position)
-        crop_w, crop_h = self._crop(self._stored)[:2]
-        if turned:
-            high, wide, height, width = wide, high, width, height
+        stored = (look.width, look.height)
+        self._crop = crop_of(stored, look.pixel_aspect, width / height, position)
+        self._fits = self._crop[0] <= wide and self._crop[1] <= high
         # A crop that does not fit gets its last size here, so that it is not resized twice.
-        self._wide, self._high = crop_w + crop_w % 2, crop_h + crop_h % 2
-        if self._wide > wide or self._high > high:
-            self._wide, self._high = width, height
-        self._plain = not self._turns and (crop_w, crop_h) == (self._wide, self._high)
+        self._wide, self._high = self._crop[:2] if self._fits else (width, height)
         self._graph = FilterGraph()
 
     def put(self, number: int, frame: VideoFrame) -> None:
-        """Sets frame ``number`` of the clip from a decoded frame, which is not yet rotated."""
-        stored = (frame.width, frame.height)
-        left, top = self._crop(stored)[2:]
-        if not (self._plain and stored == self._stored and _is_plain(frame)):
+        """Sets frame ``number`` of the clip."""
+        left, top = self._crop[2:]
+        if not self._fits:
             frame, left, top = self._graph(frame, self._filters), 0, 0
         outs = (self._luma_Thw[number], *self._chroma_T2hw[number])
         for out_hw, plane, part in zip(outs, frame.planes, (1, 2, 2), strict=True):
             rows_hw = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
             high, wide = self._high // part, self._wide // part
-            cut_hw = rows_hw[top // part :][:high, left // part :][:, :wide]
-            upright_hw = cut_hw[:, ::-1] if self._stored_mirror else cut_hw
-            turned_hw = np.rot90(upright_hw, self._turns) if self._turns else upright_hw
-            out_hw[: turned_hw.shape[0], : turned_hw.shape[1]] = turned_hw
+            out_hw[:high, :wide] = rows_hw[top // part :][:high, left // part :][:, :wide]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of the example, as :func:`jaxtrain.ops.yuv.to_rgb` expects them."""
-        size = (self._wide, self._high) if self._turns % 2 else (self._high, self._wide)
-        crop = np.array([*size, self._mirror], np.int32)
+        crop = np.array([self._high, self._wide, self._mirror], np.int32)
         return {"luma": self._luma_Thw, "chroma": self._chroma_T2hw, "crop": crop}
 
     def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
-        crop = self._crop((frame.width, frame.height))
         size = self._wide, self._high
-        return _filters(frame, crop, *size, formats=("yuv420p",), colors=LIMITED_BT709)
+        return _filters(frame, self._crop, *size, formats=("yuv420p",), colors=LIMITED_BT709)
 
 
 def plane_size(
@@ -241,33 +216,9 @@ def plane_size(
     return high, wide
 
 
-class FullFrames:
-    """Converts uncropped frames of a video to upright RGB images.
-
-    Args:
-        look: how its frames are stored.
-    """
-
-    def __init__(self, look: "Look") -> None:
-        self._turns, self._mirror = look.rotation // 90, look.mirror
-        self._size: tuple[int, int] | None = None
-        self._graph = FilterGraph()
-
-    def __call__(self, frame: VideoFrame) -> np.ndarray:
-        """Returns uint8 [H, W, 3]; all frames are resized to the size of the first one."""
-        image_HWC = self._graph(frame, self._filters).to_ndarray()
-        upright_HWC = image_HWC[:, ::-1] if self._mirror else image_HWC
-        return np.ascontiguousarray(np.rot90(upright_HWC, self._turns))
-
-    def _filters(self, frame: VideoFrame) -> list[tuple[str, ...]]:
-        stored = (frame.width, frame.height)
-        self._size = self._size or stored
-        return _filters(frame, (*stored, 0, 0), *self._size)
-
-
-def _is_plain(frame: VideoFrame) -> bool:
-    """Returns whether a frame's planes have 8 bits, BT.709, and limited range."""
-    return frame.format.name == "yuv420p" and color_options(frame) == _PLAIN
+def complete(frame: VideoFrame, height: int, width: int) -> list[tuple[str, ...]]:
+    """Returns filters that convert a complete frame to an RGB image of some size."""
+    return _filters(frame, (frame.width, frame.height, 0, 0), width, height)
 
 
 def crop_of(

@@ -1,30 +1,30 @@
 """A teacher's latents of fixed windows: computed once, cached, and read with the clips.
 
-Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
-the video's name, content, and pieces, not of its location. A window that cannot be decoded is all
-NaN. If the cache is in a bucket, the latents are written there, and :func:`find` fetches them.
-:mod:`jaxtrain.data.video.encode_latents` computes them.
+Each video has one file in the cache, float16 [windows, L, h, w, C] without a header. Its name is a
+digest of the video's name, content, and pieces, not of its location. A window that cannot be
+decoded is all NaN. If the cache is in a bucket, the latents are written there, and :func:`find`
+fetches them. :mod:`jaxtrain.data.video.encode_latents` computes them.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxtrain.config import invocation
+from jaxtrain.data import remote
+from jaxtrain.data.number_file import NumberFile
 from jaxtrain.data.video.sets import Video
-from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, cache
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.jobs import bucket_folders
 from jaxtrain.storage import atomic, disks
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
-_FETCHES = 8  # files at once
+_FLAG = "--data.cache_dir"
 
 Shape = tuple[int, ...]
 
@@ -63,7 +63,7 @@ class LatentStore:
 
     def name(self, video: Video) -> str:
         """Returns the path of a video's latents, relative to the folder."""
-        return f"{video.digest[:2]}/{video.digest[2:]}.npy"
+        return f"{video.digest[:2]}/{video.digest[2:]}.f16"
 
     def missing(self, videos: Iterable[tuple[Video, int]]) -> list[Video]:
         """Returns the videos without latents on this disk.
@@ -82,43 +82,8 @@ class LatentStore:
         return [
             video
             for video, windows in videos
-            if sizes.get(self.name(video)) != self._bytes(windows)
+            if sizes.get(self.name(video)) != windows * math.prod(self.shape) * _DTYPE.itemsize
         ]
-
-    def fetch(self, videos: Sequence[tuple[Video, int]], say: Callable[[str], None]) -> None:
-        """Fetches latents that exist in the bucket and not on this disk.
-
-        Args:
-            videos: with the number of windows of each.
-            say: prints a message.
-
-        Raises:
-            RunAgain, InputError: the bucket or the disk fails.
-        """
-        if self.url is None:
-            return
-        bucket = bucket_folders.opened(self.url)
-        missing = {self.name(video) for video in self.missing(videos)}
-        wanted = {name: size for name, size in bucket.sizes().items() if name in missing}
-        if wanted:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            disks.check_room(self.folder, sum(wanted.values()), self.url, cache.CURE)
-            say(f"fetching latents of {len(wanted):,} videos from {self.url} (once)")
-
-        def fetch(name: str) -> None:
-            file = self.folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if not bucket.fetch(name, file):
-                raise RunAgain(f"{self.url}/{name} was deleted while it was fetched: start again")
-
-        with concurrent.futures.ThreadPoolExecutor(_FETCHES) as pool:
-            list(pool.map(fetch, wanted))
-
-    def _bytes(self, windows: int) -> int:
-        """Returns the size of a video's file."""
-        header, shape = io.BytesIO(), (windows, *self.shape)
-        _write_header(header, shape)
-        return len(header.getvalue()) + math.prod(shape) * _DTYPE.itemsize
 
     def load(self, video: Video, window: int) -> np.ndarray:
         """Loads the latents of a window, float32 [L, h, w, C].
@@ -127,33 +92,24 @@ class LatentStore:
             BadExample: they cannot be read, or do not exist because the window is broken.
             DiskAway: they cannot be read now.
         """
-        file = self.folder / self.name(video)
+        file, count = NumberFile(str(self.folder / self.name(video)), _DTYPE), math.prod(self.shape)
         try:
-            # Without a memory map, which would end the process if the disk fails (SIGBUS).
-            with open(file, "rb") as opened:
-                latents = _window(opened, window)
-        except OSError as error:
-            failure = disks.unreadable(str(file), error, existed=True)
-            if isinstance(failure, disks.DiskAway):
-                raise failure from error
-            raise BadExample(video.path, f"its latents cannot be read: {failure}") from error
-        except (ValueError, EOFError, IndexError) as error:
-            raise BadExample(video.path, f"its latents cannot be read: {file}: {error}") from error
+            latents = file.read(window * count, (window + 1) * count).reshape(self.shape)
+        except BadExample as bad:
+            raise BadExample(video.path, f"its latents cannot be read: {bad}") from bad
         if np.isnan(latents[0, 0, 0, 0]):
             raise BadExample(video.path, f"window {window} has no latents: it could not be decoded")
-        return latents
+        return latents.astype(np.float32)
 
-    def save(self, file: Path, latents: Iterable[np.ndarray | None], windows: int) -> None:
+    def save(self, file: Path, latents: Iterable[np.ndarray | None]) -> None:
         """Writes the latents of all windows of a video.
 
         Args:
             file: the file to write.
             latents: the windows, float16 [L, h, w, C]; None for one that has none.
-            windows: their number.
         """
         nothing = np.full(self.shape, np.nan, _DTYPE)
         with open(file, "wb") as opened:
-            _write_header(opened, (windows, *self.shape))
             for window in latents:
                 opened.write((nothing if window is None else window).tobytes())
 
@@ -188,16 +144,6 @@ def store(root: Path, model: Any, teacher: str, cache_url: str | None = None) ->
 def _teachers(root: Path, model: Any) -> list[str]:
     """Returns the teachers whose latents of a model's size are on this disk."""
     return sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
-
-
-def _fetch_descriptions(root: Path, model: Any, cache_url: str) -> None:
-    """Fetches the descriptions of the teachers that are in a bucket."""
-    folder = cache_folder(root, model)
-    bucket = bucket_folders.opened(f"{cache_url}/{folder.relative_to(root).as_posix()}")
-    for name in bucket.sizes():
-        if name.count("/") == 1 and name.endswith(f"/{ABOUT}"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            bucket.fetch(name, folder / name)
 
 
 def find(
@@ -235,7 +181,9 @@ def find(
     if cache_url is not None and (
         chosen not in cached or store(root, model, chosen).missing(videos)
     ):
-        _fetch_descriptions(root, model, cache_url)
+        folder = cache_folder(root, model)
+        url = f"{cache_url}/{folder.relative_to(root).as_posix()}"
+        remote.copy_folder(url, folder, root, _FLAG, say, lambda name: name.endswith(ABOUT))
         cached = _teachers(root, model)
     else:
         cache_url = None
@@ -267,28 +215,14 @@ def find(
             f"channels), but the model's have {latents.shape}: change model.latent_channels or "
             "model.patch_size"
         )
-    latents.fetch(videos, say)
-    if missing := latents.missing(videos):
+    missing = latents.missing(videos)
+    if latents.url is not None and missing:
+        names = {latents.name(video) for video in missing}
+        remote.copy_folder(latents.url, latents.folder, root, _FLAG, say, names.__contains__)
+        missing = latents.missing(videos)
+    if missing:
         raise InputError(
             f"the latents of teacher {latents.teacher} are missing for {len(missing):,} of "
             f"{len(videos):,} videos, such as {missing[0].name}: {cure}"
         )
     return latents
-
-
-def _write_header(file: BinaryIO, shape: Shape) -> None:
-    about = {"descr": _DTYPE.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, about)
-
-
-def _window(file: BinaryIO, window: int) -> np.ndarray:
-    """Returns the latents of a window from a file of :meth:`LatentStore.save`, as float32."""
-    np.lib.format.read_magic(file)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    count = math.prod(shape[1:])
-    end = file.tell() + shape[0] * count * dtype.itemsize
-    if dtype != _DTYPE or window >= shape[0] or os.fstat(file.fileno()).st_size != end:
-        raise ValueError(f"it is damaged, or does not have window {window}")
-    file.seek(window * count * dtype.itemsize, os.SEEK_CUR)
-    data = file.read(count * dtype.itemsize)
-    return np.frombuffer(data, dtype, count).reshape(shape[1:]).astype(np.float32)

@@ -5,8 +5,9 @@ upright, deinterlaced, 8 bits, BT.709. It has the uncropped frames, shrunk until
 largest crop that training uses. A piece ends at a hard cut.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -18,7 +19,7 @@ from av.video.frame import VideoFrame
 
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.reader import (
-    Break,
+    HDR,
     Frame,
     Look,
     Reader,
@@ -26,7 +27,6 @@ from jaxtrain.data.video.reader import (
     open_input,
     prepare_decoder,
     reason,
-    traits_of,
 )
 from jaxtrain.errors import BadExample, InputError
 
@@ -34,11 +34,6 @@ _SIDES = 8  # all autoencoders here require multiples of it
 _MIN_RATE = Fraction(1, 1001)  # smallest frame rate that is written to a piece
 _MAX_TICKS = 65535  # most ticks per second in MPEG-4 part 2
 _FPS = 25  # for a file of unknown frame rate; nothing in training depends on it
-_TURNS: dict[int, tuple[tuple[str, ...], ...]] = {
-    90: (("transpose", "cclock"),),
-    180: (("hflip",), ("vflip",)),
-    270: (("transpose", "clock"),),
-}
 
 # A hard cut: the mean change in brightness (0 to 255) is large, and many times the running mean.
 _CUT_STEP = 24.0
@@ -128,7 +123,7 @@ class Cut(NamedTuple):
         damage: what is wrong with the file; () if it is intact.
         sizes: height and width of each piece.
         rate: frames per second of the video; 0 if unknown.
-        traits: of the video; see :data:`jaxtrain.data.video.reader.TRAITS`.
+        traits: kinds of :data:`jaxtrain.data.video.reader.HDR`.
     """
 
     pieces: tuple[int, ...]
@@ -154,11 +149,12 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         OSError: the pieces cannot be written.
     """
     video = Reader(path, span)
-    pieces = _Pieces(folder, settings, video)
     damage, traits, lost = dict[str, None](), dict[str, None](), 0
-    try:
-        for item in _decoded(video, traits):
+    with contextlib.closing(_Pieces(folder, settings, video)) as pieces:
+        for item in video:
+            assert not isinstance(item, av.Packet), "only with sound"
             if isinstance(item, Frame):
+                traits[HDR.get(item.look.colors[-1], "")] = None
                 if not pieces.seen and min(item.look.shown) < settings.min_side:
                     text = f"is {item.look.width}x{item.look.height}, smaller than --min-side"
                     raise BadExample(path, f"{text} {settings.min_side}")
@@ -168,8 +164,6 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
                 lost += item.lost
                 damage.update(dict.fromkeys(filter(None, [item.reason])))
         pieces.end()
-    finally:
-        pieces.abandon()
     if not pieces.made:
         text = f"{settings.min_frames} frames (--min-frames) in a row without a cut"
         also = f"; it {'; '.join(damage)}" if damage else ""
@@ -181,19 +175,10 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         pieces.left_out,
         lost,
         tuple(damage),
-        tuple(traits),
+        tuple(filter(None, traits)),
         tuple(pieces.sizes),
         video.rate,
     )
-
-
-def _decoded(video: Reader, traits: dict[str, None]) -> Iterator[Frame | Break]:
-    """Yields what a reader does, and notes the traits of the frames."""
-    for item in video:
-        assert not isinstance(item, av.Packet), "only with sound"
-        if isinstance(item, Frame):
-            traits.update(dict.fromkeys(traits_of(item.picture)))
-        yield item
 
 
 class _Pieces:
@@ -232,7 +217,7 @@ class _Pieces:
             self._begin()
 
     def _begin(self) -> None:
-        self._close()
+        self._finish()
         name = f"{len(self.made):05}.mp4"
         rate = self._video.rate
         self._writer = _Writer(self._folder / name, self._size, rate, self._settings)
@@ -247,36 +232,33 @@ class _Pieces:
         """Ends the shot."""
         if self._writer is not None:
             self._write_next(self._writer)
-            self._close()
+            self._finish()
         self.left_out += len(self._next)
         self._next.clear()
 
-    def _close(self) -> None:
+    def _finish(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            self._writer.finish()
             self.made.append(self._writer.frames)
             self.sizes.append(self._writer.size)
             self._writer = None
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         """Closes a file that an error left open; its piece is incomplete."""
         if self._writer is not None:
-            self._writer.abandon()
+            self._writer.container.close()
 
 
 def shrinking(look: Look, settings: Settings) -> Callable[[VideoFrame], VideoFrame]:
-    """Returns what shrinks a frame, turns it upright, and converts it to yuv420p, BT.709."""
+    """Returns what shrinks a frame, and converts it to yuv420p, BT.709."""
     graph = video_frames.FilterGraph()
 
     def filters(frame: VideoFrame) -> list[tuple[str, ...]]:
         high, wide = settings.size(*look.shown)
-        if look.rotation % 180 == 90:  # frames are shrunk before they are turned
-            high, wide = wide, high
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
         options += video_frames.color_options(frame) + video_frames.LIMITED_BT709
-        turns = ((("hflip",),) if look.mirror else ()) + _TURNS.get(look.rotation, ())
         gray = video_frames.gray_as_yuv(frame)
-        return [*gray, ("scale", options), ("format", "yuv420p"), *turns, ("setsar", "1")]
+        return [*gray, ("scale", options), ("format", "yuv420p"), ("setsar", "1")]
 
     return lambda frame: graph(frame, filters)
 
@@ -317,11 +299,20 @@ class _Writer:
         if rate.numerator > _MAX_TICKS:
             rate = Fraction(min(round(rate), _MAX_TICKS))
         self._time_base = 1 / rate
-        self._container = av.open(str(path), "w", options={"movflags": "+faststart"})
-        add: Any = self._container.add_stream
+        self.container = av.open(str(path), "w", options={"movflags": "+faststart"})
+        add: Any = self.container.add_stream
+        options = {
+            "g": str(settings.gop),
+            "bf": "0",
+            "qmin": str(settings.quantizer),
+            "qmax": str(settings.quantizer),
+            # bitexact makes the bytes the same on every processor.
+            "flags": "+cgop+bitexact",
+            "sc_threshold": "1000000000",  # off; closed groups require it
+        }
         # It opens and decodes in half the time of H.264, with a quarter more bytes at the same PSNR
         # (benchmarks/LOG.md).
-        self._stream = add("mpeg4", rate=rate, options=_options(settings))
+        self._stream = add("mpeg4", rate=rate, options=options)
         self._stream.height, self._stream.width = size
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
@@ -334,28 +325,11 @@ class _Writer:
         frame.pts, frame.time_base = self.frames, self._time_base
         frame.pict_type = 0  # type: ignore[assignment]  # the encoder chooses the type, not the source
         self.frames += 1
-        self._container.mux(self._stream.encode(frame))
+        self.container.mux(self._stream.encode(frame))
 
-    def close(self) -> None:
-        self._container.mux(self._stream.encode())
-        self._container.close()
-
-    def abandon(self) -> None:
-        """Closes the file after an error; the piece is incomplete."""
-        self._container.close()
-
-
-def _options(settings: Settings) -> dict[str, str]:
-    """Returns the options of the encoder."""
-    return {
-        "g": str(settings.gop),
-        "bf": "0",
-        "qmin": str(settings.quantizer),
-        "qmax": str(settings.quantizer),
-        # bitexact makes the bytes the same on every processor.
-        "flags": "+cgop+bitexact",
-        "sc_threshold": "1000000000",  # off; closed groups require it
-    }
+    def finish(self) -> None:
+        self.container.mux(self._stream.encode())
+        self.container.close()
 
 
 def _even(length: float) -> int:

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from jaxtrain.data.video import files, frames, sets
+from jaxtrain.data.video import files, sets
 from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError
@@ -52,7 +52,8 @@ def run(
         RunAgain: a bucket or a disk is unavailable.
     """
     _check_apart(source, out)
-    videos = files.find(source, "SOURCE", cache.root(None), say, fetch_videos=False)
+    root = cache.root(None)
+    videos = files.find(source, "SOURCE", root, say, fetch_videos=False, by_http=True)
     if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, videos)):
         raise InputError(
             f"SOURCE {source}: none of its {len(videos):,} entries exists on this machine, such as "
@@ -60,19 +61,6 @@ def run(
             "machine must see them, too"
         )
     return sets.prepare(videos, out, settings, engine=engine, say=say, part=part)
-
-
-def largest_crop(out: Path) -> tuple[int, int] | None:
-    """Returns the height and width of the largest crop that the pieces of a folder were made for.
-
-    Returns None if this command did not write the folder.
-    """
-    kept = resumable.settings_of(out) or {}
-    try:
-        settings = Settings(**{name: kept[name] for name in ("height", "width", "min_crop_scale")})
-    except (KeyError, TypeError, InputError):
-        return None
-    return frames.plane_size(settings.height, settings.width, settings.min_crop_scale)
 
 
 def _check_apart(source: str, out: Path | str) -> None:

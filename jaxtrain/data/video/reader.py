@@ -16,7 +16,7 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -67,15 +67,11 @@ MATRICES_WITHOUT_FILTER = {
     13: "chromaticity-derived constant luminance",
     14: "ICtCp",
 }
-TRAITS = {
-    "HDR (PQ)": "colors are not tone-mapped",
-    "HDR (HLG)": "colors are not tone-mapped",
-}
-"""What videos may be, and what that means for clips that are read from them."""
-_TRANSFERS = {16: "HDR (PQ)", 18: "HDR (HLG)"}  # ITU-T H.273, table 3
+HDR = {16: "HDR (PQ)", 18: "HDR (HLG)"}
+"""By transfer function (ITU-T H.273, table 3)."""
 # Exif's orientation (2 to 8): degrees counterclockwise, after a mirror.
-EXIF_ORIENTATION = 0x0112
-OF_EXIF = {
+_EXIF_ORIENTATION = 0x0112
+_OF_EXIF = {
     2: (0, True),
     3: (180, False),
     4: (180, True),
@@ -129,14 +125,23 @@ class Span(NamedTuple):
     size: int
 
 
+Filters = tuple[tuple[str, ...], ...]
+"""Names and arguments of filters."""
+_QUARTERS: dict[int, Filters] = {
+    0: (),
+    90: (("transpose", "cclock"),),
+    180: (("hflip",), ("vflip",)),
+    270: (("transpose", "clock"),),
+}
+"""Degrees counterclockwise -> filters that turn a frame."""
+
+
 class Look(NamedTuple):
-    """How a frame is stored, and how it is shown.
+    """The form of a frame, which is upright.
 
     Attributes:
-        width, height: size of the stored frame, before rotation, in pixels.
-        pixel_aspect: width of a stored pixel divided by its height.
-        rotation: degrees counterclockwise by which the frame must be turned: 0, 90, 180 or 270.
-        mirror: whether left and right must be swapped before that.
+        width, height: size of the frame, in pixels.
+        pixel_aspect: width of a pixel divided by its height.
         colors: format, range, matrix, and transfer function, by FFmpeg's names and ITU-T H.273's
             numbers.
     """
@@ -144,29 +149,28 @@ class Look(NamedTuple):
     width: int
     height: int
     pixel_aspect: Fraction
-    rotation: int = 0
-    mirror: bool = False
     colors: tuple[str, int, int, int] = ("yuv420p", 0, 2, 2)
 
     @property
     def shown(self) -> tuple[float, float]:
-        """Returns height and width of the upright frame, in square pixels."""
-        high, wide = float(self.height), float(self.width * self.pixel_aspect)
-        return (wide, high) if self.rotation % 180 == 90 else (high, wide)
+        """Returns height and width of the frame, in square pixels."""
+        return float(self.height), float(self.width * self.pixel_aspect)
 
 
 class Frame(NamedTuple):
     """A decoded frame.
 
     Attributes:
-        picture: as the decoder returns it, without what the container hides; deinterlaced.
-        look: how it is stored and shown.
+        picture: as the decoder returns it, without what the container hides; deinterlaced, upright.
+        look: its form.
         pts: time in ticks of :attr:`Reader.time_base`; None if it is unknown.
+        filters: what is still to be done, so that it is shown as the container says.
     """
 
     picture: VideoFrame
     look: Look
     pts: int | None
+    filters: Filters = ()
 
 
 class Break(NamedTuple):
@@ -226,7 +230,7 @@ class Reader:
             raise BadExample(self.path, "is empty")
         try:
             with open_input(self.path, self._span) as container:
-                yield from _deinterlaced(self._items(container))
+                yield from _shown(_deinterlaced(self._items(container)))
         except MemoryError as error:  # FFmpeg also raises it for too many streams
             text = f"it has more than {_MAX_STREAMS} streams, or needs too much memory"
             raise BadExample(self.path, f"cannot be read: {text}") from error
@@ -323,6 +327,23 @@ def _deinterlaced(items: Iterable[Item]) -> Iterator[Item]:
         yield from finished(graph)
 
 
+def _shown(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields as many frames, filtered as the container says."""
+    graphs = collections.defaultdict[Filters, frames.FilterGraph](frames.FilterGraph)
+    for item in items:
+        if isinstance(item, Frame) and item.filters:
+            yield _filtered(item, graphs[item.filters])
+        else:
+            yield item
+
+
+def _filtered(frame: Frame, graph: frames.FilterGraph) -> Frame:
+    picture = graph(frame.picture, lambda picture: frame.filters)
+    is_quarter = any("transpose" in words for words in frame.filters)
+    aspect = 1 / frame.look.pixel_aspect if is_quarter else frame.look.pixel_aspect
+    return Frame(picture, Look(picture.width, picture.height, aspect, frame.look.colors), frame.pts)
+
+
 def _rate(video: VideoStream, stamps: Sequence[int]) -> Fraction:
     """Returns the frames per second that a stream declares, or that its first time stamps say.
 
@@ -394,8 +415,7 @@ class _Frames:
     ) -> None:
         self.ends = _Ends(container, video)
         self._path, self._video, self._context = path, video, video.codec_context
-        hidden = _hidden(path, container, video)
-        self._shown = None if hidden is None else _cropping(hidden)
+        self._hidden = _hidden(path, container, video)
         check_size(path, video.width, video.height)
         prepare_decoder(video, threads)
         self._context.copy_opaque = True
@@ -423,7 +443,7 @@ class _Frames:
         self._lost, self._yielded = 0, 0
         self._why = dict[str, None]()  # frames were lost since the last one
         self._clock, self._gaps = _Clock(), list[int]()
-        self._of_exif: tuple[int, bool] | None = None
+        self._of_exif: Filters | None = None
         self._image = b""
 
     def decoded(self, packet: av.Packet) -> Iterator[Item]:
@@ -600,35 +620,41 @@ class _Frames:
         aspect = self._stated or self._aspects.get(number, Fraction(1))
         if not 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT:
             raise BadExample(self._path, f"has pixels {float(aspect):.4g} times as wide as high")
-        pts = picture.pts
-        rotation, mirror = self._orientation_of(picture)
         colors = (
             *(picture.format.name, int(picture.color_range)),
             *(int(picture.colorspace), int(picture.color_trc)),
         )
-        if self._shown is not None:
-            picture = self._shown(picture)
-        return Frame(
-            picture, Look(picture.width, picture.height, aspect, rotation, mirror, colors), pts
-        )
+        look = Look(picture.width, picture.height, aspect, colors)
+        filters = self._cropping(picture) + self._turning(picture)
+        return Frame(picture, look, picture.pts, filters)
 
-    def _orientation_of(self, picture: VideoFrame) -> tuple[int, bool]:
-        """Returns degrees counterclockwise by which a frame must be turned, and whether its left
-        and right must be swapped before that.
-        """
+    def _cropping(self, picture: VideoFrame) -> Filters:
+        if self._hidden is None:
+            return ()
+        left, right, top, bottom = self._hidden
+        width, height = picture.width - left - right, picture.height - top - bottom
+        return (("crop", f"{width}:{height}:{left}:{top}:exact=1"),)
+
+    def _turning(self, picture: VideoFrame) -> Filters:
         try:
             matrix: Any = picture.side_data.get("DISPLAYMATRIX")
         except ValueError:  # PyAV 18 does not know Exif's type: an image, the first one for all
             if self._of_exif is None:
                 with PIL.Image.open(io.BytesIO(self._image)) as opened:
-                    orientation = opened.getexif().get(EXIF_ORIENTATION, 1)
-                self._of_exif = OF_EXIF.get(orientation, (0, False))
+                    orientation = opened.getexif().get(_EXIF_ORIENTATION, 1)
+                self._of_exif = _turn(*_OF_EXIF.get(orientation, (0, False)))
             return self._of_exif
-        return (0, False) if matrix is None else turn_of(matrix)
+        return () if matrix is None else _turn(*_orientation(matrix))
 
 
-def turn_of(matrix: Any) -> tuple[int, bool]:
-    """Returns how a display matrix turns a frame (ISO 14496-12, 6.2.2), as :class:`Look` has it."""
+def _turn(degrees: int, mirror: bool) -> Filters:
+    return ((("hflip",),) if mirror else ()) + _QUARTERS[degrees]
+
+
+def _orientation(matrix: Any) -> tuple[int, bool]:
+    """Returns degrees counterclockwise by which a display matrix turns a frame (ISO 14496-12,
+    6.2.2), and whether it swaps left and right before that.
+    """
     a, b, _, c, d, *_ = struct.unpack_from("<9i", matrix)
     mirror = a * d - b * c < 0
     right = (-a, -b) if mirror else (a, b)  # where the right of the frame points to
@@ -750,12 +776,6 @@ def _too_few(missing: int, promised: int) -> bool:
     return missing > SLACK_FRAMES and missing > SLACK_SHARE * promised
 
 
-def traits_of(picture: VideoFrame) -> tuple[str, ...]:
-    """Returns the keys of :data:`TRAITS` for a frame."""
-    transfer = _TRANSFERS.get(picture.color_trc)
-    return (transfer,) if transfer else ()
-
-
 def _check_colors(path: str, picture: VideoFrame) -> None:
     if picture.colorspace in MATRICES_WITHOUT_FILTER and not picture.format.is_rgb:
         matrix = MATRICES_WITHOUT_FILTER[picture.colorspace]
@@ -797,17 +817,6 @@ def _hidden(
         return None
     left, right, top, bottom = map(int, cropping.groups())
     return left, right, top, bottom
-
-
-def _cropping(hidden: tuple[int, int, int, int]) -> Callable[[VideoFrame], VideoFrame]:
-    left, right, top, bottom = hidden
-    graph = frames.FilterGraph()
-
-    def filters(picture: VideoFrame) -> list[tuple[str, ...]]:
-        width, height = picture.width - left - right, picture.height - top - bottom
-        return [("crop", f"{width}:{height}:{left}:{top}:exact=1")]
-
-    return lambda picture: graph(picture, filters)
 
 
 def _movies(path: str, span: Span | None) -> tuple[int, int | None]:

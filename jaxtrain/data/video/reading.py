@@ -57,9 +57,7 @@ class Video:
             look = next(item.look for item in video if isinstance(item, Stored))
         except BadExample as bad:
             raise InputError(f"{bad}: pass an intact video file") from bad
-        turned = look.rotation % 180 == 90
-        self.height, self.width = (look.width, look.height) if turned else (look.height, look.width)
-        self.pixel_aspect = 1 / look.pixel_aspect if turned else look.pixel_aspect
+        self.height, self.width, self.pixel_aspect = look.height, look.width, look.pixel_aspect
         self.rate = video.rate or _DEFAULT_RATE
         self.start_s, self._first_s = video.start_s, video.first_s
         self.frames = video.frames
@@ -94,15 +92,14 @@ class Video:
         Raises:
             InputError: as :meth:`images`.
         """
-        convert: frames.FullFrames | None = None
+        graph = frames.FilterGraph()
         clocks: dict[int, _Clock] = {}
         number, last, self._shift = 0, -1, 0
         for item in self._decoded(sound=sound):
             if isinstance(item, Stored):
                 last = self._stamp(item, number, last)
                 number += 1
-                convert = convert or frames.FullFrames(item.look)
-                yield Frame(self._converted(convert, item.picture), last)
+                yield Frame(self._converted(graph, item.picture), last)
             else:
                 clocks.setdefault(item.stream_index, _Clock(item, self.start_s)).set(item)
                 if not _is_hidden(item):
@@ -120,9 +117,11 @@ class Video:
         except BadExample as bad:
             raise InputError(f"{bad}: repair or replace the file") from bad
 
-    def _converted(self, convert: frames.FullFrames, frame: VideoFrame) -> np.ndarray:
+    def _converted(self, graph: frames.FilterGraph, frame: VideoFrame) -> np.ndarray:
+        """Returns a frame as RGB, in the size of the first one."""
+        size = self.height, self.width
         try:
-            return convert(frame)
+            return graph(frame, lambda frame: frames.complete(frame, *size)).to_ndarray()
         except (av.FFmpegError, MemoryError) as error:
             raise InputError(
                 f"{self.path}: a frame of {frame.width}x{frame.height} {frame.format.name} cannot "

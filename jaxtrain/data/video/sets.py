@@ -12,6 +12,7 @@ A set is identified by its videos (names, sizes, and both ends), its settings, a
 this program's rules, never by the bytes of its pieces.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -36,9 +37,9 @@ from jaxtrain.data.number_file import NumberFile, numbers_of
 from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.data.video.reader import TRAITS, Frame, Look, Reader, Span
+from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache, limits, record, resumable, worker_process
+from jaxtrain.jobs import cache, limits, record, resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
@@ -48,7 +49,7 @@ from jaxtrain.terminal import Say
 LEAST_GROUP_BYTES, GROUP_BYTES = 2**21, 2**27
 """Size of the videos of a tar, unless it has only one: a 64th of all, so that all cores have work,
 between these. Their pieces take about four times as much if they are compressed well."""
-VERSION = 1
+VERSION = 2
 """Of the reader, and of the rules by which it cuts."""
 _VIDEO = np.dtype(
     [
@@ -125,38 +126,14 @@ def is_set(path: str) -> bool:
         return False
 
 
-def of_path(
-    path: str,
-    flag: str,
-    needed: Settings,
-    root: Path,
-    say: Say,
-    *,
-    prepare_long: bool = False,
-    bucket: str | None = None,
-) -> Opened:
-    """Opens the set at a path, or one that is made of the videos there, in the cache.
-
-    Args:
-        path: a set; or a folder, a video, or a list of videos.
-        flag: the option that set the path, for messages.
-        needed: settings of the pieces that a run needs.
-        root: the cache folder.
-        say: prints a message.
-        prepare_long: whether to make a set that takes more than half an hour.
-        bucket: URL of the cache, if it is in a bucket.
+def opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
+    """Opens the set at a path or URL, of which the cache at ``root`` gets a copy.
 
     Raises:
-        InputError: no videos, none can be used, or the set is incomplete or takes long to make.
+        InputError: the set is incomplete, or has no piece.
         RunAgain: a disk or a bucket is unavailable, or full.
     """
-    if disks.when_readable(lambda: is_set(path)):
-        return disks.when_readable(lambda: _opened_at(path, flag, root, say))
-    cached_set = CachedSet.of(path, flag, needed, root, say, prepare_long, bucket)
-    if not cached_set.is_complete():
-        cached_set.begin()
-        cached_set.make(say)
-    return cached_set.opened(say)
+    return disks.when_readable(lambda: _opened_at(path, flag, root, say))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,38 +166,62 @@ class CachedSet:
         needed: Settings,
         root: Path,
         say: Say,
-        prepare_long: bool,
-        bucket: str | None,
+        *,
+        prepare_long: bool = False,
+        bucket: str | None = None,
     ) -> "CachedSet":
-        """Returns the set that a run uses, complete or not; for arguments, see :func:`of_path`.
+        """Returns the set that a run uses, made or not.
 
         That is a complete set on disk that is made of the same videos and has pieces of enough
         size, length, and quality. Of several, it is the one with just the settings that are needed,
         or else the oldest, so that sets that are made later do not change a run that resumes.
+
+        Args:
+            path, flag, root, prepare_long: see :class:`CachedSet`.
+            needed: settings of the pieces that a run needs.
+            say: prints a message.
+            bucket: URL of the cache, if it is in a bucket.
+
+        Raises:
+            InputError: no videos, or a URL that runs do not read.
         """
-        videos = files.find(path, flag, root, say, fetch_videos=False, by_http=False)
+        videos = files.find(path, flag, root, say, fetch_videos=False)
         sources = cache.digest(sorted((video.name, *_identity(video)) for video in videos))[:20]
         folders = folder_in(root)
         name = f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
         wanted = folders / name
         made = folders.glob(f"{sources}-*")
         for other in sorted(made, key=lambda one: (one != wanted, _finished_ns(one), one.name)):
-            settings = _settings(other)
+            settings = settings_of(other)
             if settings is not None and settings.covers(needed) and _is_complete(other):
                 return cls(path, flag, videos, settings, root, str(other), prepare_long)
-        folder = str(wanted)
-        if bucket is not None:
-            folder = f"{bucket}/{folders.name}/{name}"
-            copy = _copy_of(folder, root)
-            if _is_fetched(copy):  # the name says all, so that the bucket need not be asked
-                folder = str(copy)
+        folder = str(wanted) if bucket is None else f"{bucket}/{folders.name}/{name}"
         return cls(path, flag, videos, needed, root, folder, prepare_long)
 
     def is_complete(self) -> bool:
-        """Returns whether the set is made."""
+        """Returns whether the set is made, where all processes see it."""
         if addresses.is_address(self.folder):
-            return _settings(self.folder) is not None and _is_finished(self.folder)
+            return settings_of(self.folder) is not None and _is_finished(self.folder)
         return _is_complete(Path(self.folder))
+
+    def made(self, say: Say) -> Opened:
+        """Opens the set, which is made if it does not exist, or fetched.
+
+        Raises:
+            InputError: none of the videos can be used, or it takes long.
+            RunAgain: a disk or a bucket is unavailable, or full.
+        """
+        if addresses.is_address(self.folder):
+            copy = _copy_of(self.folder, self.root)
+            if _is_fetched(copy):  # the name says all, so that the bucket need not be asked
+                return _opened(copy, self.path, self.flag, self.settings)
+        if not self.is_complete():
+            self.begin()
+            self.make(say)
+        folder = _local(self.folder, self.flag, self.root, say)
+        if not addresses.is_address(self.folder):
+            _mark_used(folder, addresses.public(self.path))
+        return _opened(folder, self.path, self.flag, self.settings)
 
     @functools.cached_property
     def plan(self) -> "Plan":
@@ -245,7 +246,7 @@ class CachedSet:
             InputError: it takes more than half an hour, or more than the free disk.
         """
         if not self.prepare_long:
-            self.plan.check(self.path, self.flag, self.settings, self.folder, processes)
+            self._check_short(processes)
         if addresses.is_address(self.folder):
             return
         folder, source = Path(self.folder), addresses.public(self.path)
@@ -267,15 +268,27 @@ class CachedSet:
         small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
         cores = max(1, limits.cores() // sharing)
         engine = Threads(cores) if small else Processes(cores, say)
-        with worker_process.started_by_us():
-            prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
+        prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
 
-    def opened(self, say: Say) -> Opened:
-        """Opens it once it is complete; of a bucket, after fetching it."""
-        folder = _local(self.folder, self.flag, self.root, say)
+    def _check_short(self, processes: int) -> None:
+        """Raises InputError if it takes more than half an hour, or more than the free disk."""
+        above, free = "", math.inf
         if not addresses.is_address(self.folder):
-            _mark_used(folder, addresses.public(self.path))
-        return _opened(folder, self.path, self.flag, self.settings)
+            above = str(next(place for place in Path(self.folder).parents if place.exists()))
+            free = shutil.disk_usage(above).free
+        if self.plan.seconds / processes <= MOST_PREPARATION_S and self.plan.out_bytes <= free:
+            return
+        why = f"more than {MOST_PREPARATION_S // 60} minutes"
+        if self.plan.out_bytes > free:
+            why = f"more than the {formats.size(free)} that are free at {above}"
+        shown, settings = addresses.public(self.path), self.settings
+        raise InputError(
+            f"{self.flag} {shown}: cutting {self.plan} takes {why}: prepare the clips first with "
+            f"`{invocation.program()} prepare clips {shlex.quote(shown)} OUT --height "
+            f"{settings.height} --width {settings.width} --frames {settings.frames} --min-frames "
+            f"{settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} --min-side "
+            f"{settings.min_side}`, and pass {self.flag} OUT; or set --data.prepare True"
+        )
 
 
 def _link_tars_of_same_source(source: str, needed: Settings, root: Path, folder: Path) -> None:
@@ -284,7 +297,7 @@ def _link_tars_of_same_source(source: str, needed: Settings, root: Path, folder:
     Those of other videos are then made already. What is made again replaces the link alone.
     """
     others = (place for place in cached(root) if place.source == source)
-    last = next((place for place in others if _settings(place.folder) == needed), None)
+    last = next((place for place in others if settings_of(place.folder) == needed), None)
     if last is None:
         return
     work = folder.with_name(f"{folder.name}.linking")
@@ -301,18 +314,14 @@ class Cached(NamedTuple):
     Attributes:
         folder: of the set.
         source: what it was made of, as a run named it.
-        videos: number of videos with pieces.
-        bytes: size of the tars.
+        videos: number of videos with pieces; None if it is incomplete.
         used_s: when a run last used it, in seconds since the epoch.
-        is_complete: whether a run can use it.
     """
 
     folder: Path
     source: str
-    videos: int
-    bytes: int
+    videos: int | None
     used_s: float
-    is_complete: bool
 
 
 def folder_in(root: Path) -> Path:
@@ -324,17 +333,9 @@ def cached(root: Path) -> Iterator[Cached]:
     """Yields the sets in a cache, those that were used last first."""
     kept = []
     for mark in folder_in(root).glob(f"*/{_USED}"):
-        folder, complete = mark.parent, _is_complete(mark.parent)
-        kept.append(
-            Cached(
-                folder,
-                mark.read_text(encoding="utf-8", errors="surrogateescape"),
-                Table.of(folder).length if complete else 0,
-                sum(tar.stat().st_size for tar in folder.glob("*.tar")),
-                mark.stat().st_mtime,
-                complete,
-            )
-        )
+        source = mark.read_text(encoding="utf-8", errors="surrogateescape")
+        videos = Table.of(mark.parent).length if _is_complete(mark.parent) else None
+        kept.append(Cached(mark.parent, source, videos, mark.stat().st_mtime))
     yield from sorted(kept, key=lambda one: -one.used_s)
 
 
@@ -344,12 +345,16 @@ def _mark_used(folder: Path, source: str) -> None:
     (folder / _USED).write_text(source, encoding="utf-8", errors="surrogateescape")
 
 
-def _settings(folder: Path | str) -> Settings | None:
+def settings_of(folder: Path | str) -> Settings | None:
+    """Returns the settings of a set; None for other folders, and sets of other versions."""
     kept = resumable.settings_of(folder) or {}
     names = {field.name for field in dataclasses.fields(Settings)}
-    if kept.get("version") != VERSION or not names <= kept.keys():
+    if kept.pop("version", None) != VERSION or names != kept.keys():
         return None
-    return Settings(**{name: kept[name] for name in names})
+    try:
+        return Settings(**kept)
+    except (TypeError, InputError):
+        return None
 
 
 def _finished_ns(folder: Path) -> int:
@@ -373,7 +378,7 @@ def _is_finished(folder: Path | str) -> bool:
 
 def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
     resumable.check_complete(path)
-    opened = _opened(_local(path, flag, root, say), path, flag, _settings(path))
+    opened = _opened(_local(path, flag, root, say), path, flag, settings_of(path))
     if opened.bad:  # `prepare clips` has named them, and ended with 1
         say(
             f"{flag} {addresses.public(path)}: made of {opened.inputs:,} videos, of which "
@@ -422,15 +427,8 @@ def _local(path: str, flag: str, root: Path, say: Say) -> Path:
     """Returns the folder of a set on disk, of a bucket's after fetching it."""
     if not addresses.is_address(path):
         return expanded(path).absolute()
-    listed = remote.list_folder(path, flag)
-    top = f"{path.rstrip('/')}/"
     folder = _copy_of(path, root)
-    copies = remote.fetch(listed, root, flag, say)
-    for url, copy in copies.items():
-        place = folder / url.removeprefix(top)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        place.symlink_to(copy)
+    remote.copy_folder(path, folder, root, flag, say)
     return folder
 
 
@@ -503,30 +501,6 @@ class Plan:
             f"{formats.counted(limits.cores(), 'core')}, {formats.size(self.out_bytes)})"
         )
 
-    def check(self, path: str, flag: str, settings: Settings, folder: str, processes: int) -> None:
-        """Checks that making the set is short enough to do it at the start of a run.
-
-        Raises:
-            InputError: it takes more than half an hour, or more than the free disk.
-        """
-        above, free = "", math.inf
-        if not addresses.is_address(folder):
-            above = str(next(place for place in Path(folder).parents if place.exists()))
-            free = shutil.disk_usage(above).free
-        if self.seconds / processes <= MOST_PREPARATION_S and self.out_bytes <= free:
-            return
-        why = f"more than {MOST_PREPARATION_S // 60} minutes"
-        if self.out_bytes > free:
-            why = f"more than the {formats.size(free)} that are free at {above}"
-        raise InputError(
-            f"{flag} {addresses.public(path)}: cutting {self} takes {why}: prepare the clips first "
-            f"with `{invocation.program()} prepare clips {shlex.quote(addresses.public(path))} OUT "
-            f"--height {settings.height} --width {settings.width} --frames {settings.frames} "
-            f"--min-frames {settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} "
-            f"--min-side {settings.min_side}`, "
-            f"and pass {flag} OUT; or set --data.prepare True"
-        )
-
 
 def _size(video: VideoFile) -> int:
     if video.span is not None:
@@ -581,7 +555,7 @@ def _begin(settings: Settings, worker: Worker) -> resumable.Make:
 def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any]:
     """Writes a tar; returns where its pieces are."""
     failed, notes = dict[str, str](), list[str]()
-    totals = dict.fromkeys(("pieces", "frames", "frames_left_out", "frames_lost"), 0)
+    totals = collections.Counter(pieces=0, frames=0, frames_left_out=0, frames_lost=0)
     known = {one.name: one.identity for one in item.singles or (item,)}
     made, again, absent = [], False, ""
     work = path.with_name("work")
@@ -601,10 +575,8 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
                 failed[video.name] = str(error)
                 continue
             notes += _notes(video.name, cut)
-            counts = (len(cut.pieces), sum(cut.pieces), cut.left_out, cut.lost)
-            totals = {
-                name: totals[name] + count for name, count in zip(totals, counts, strict=True)
-            }
+            totals.update(pieces=len(cut.pieces), frames=sum(cut.pieces))
+            totals.update(frames_left_out=cut.left_out, frames_lost=cut.lost)
             made.append([video.name, *row])
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
     members = [video.name for video in item.value]
@@ -646,7 +618,7 @@ def _cut(
 
 
 def _notes(name: str, cut: pieces.Cut) -> list[str]:
-    notes = [f"{name} is {trait}: {TRAITS[trait]}" for trait in cut.traits]
+    notes = [f"{name} is {trait}: colors are not tone-mapped" for trait in cut.traits]
     if cut.damage:
         damage, used = "; it ".join(cut.damage), sum(cut.pieces)
         notes.append(f"{name} {damage}: {cut.lost:,} frames are lost, {used:,} are used")
@@ -762,25 +734,13 @@ class Table:
         names = numbers_of(self._path(_NAMES), "uint8").tobytes()
         return [os.fsdecode(names[start:stop]) for start, stop in self.rows["name"].tolist()]
 
-    @property
-    def longest(self) -> np.ndarray:
-        """Returns the number of frames of each video's longest piece."""
-        return self._reduced(np.maximum, 1)
-
-    def windows(self, frames: int) -> np.ndarray:
-        """Returns each video's number of consecutive windows in its pieces."""
-        return self._reduced(np.add, frames)
-
-    def starts(self, frames: int) -> np.ndarray:
-        """Returns each video's number of places in its pieces where a clip can begin."""
-        return self._reduced(np.add, 1, less=frames - 1)
-
-    def _reduced(self, by: np.ufunc, unit: int, less: int = 0) -> np.ndarray:
+    def clips(self, frames: int, every: int) -> np.ndarray:
+        """Returns the number of clips of each video that begin at every n-th frame of a piece."""
         if not self.length:
             return np.zeros(0, np.int64)
-        frames = numbers_of(self._path(_PIECES), _PIECE)["frames"].astype(np.int64)
-        counts = np.maximum(frames - less, 0) // unit
-        result: np.ndarray = by.reduceat(counts, self.rows["first"].astype(np.int64))
+        lengths = numbers_of(self._path(_PIECES), _PIECE)["frames"].astype(np.int64)
+        counts = clips_in(lengths, frames, every)
+        result: np.ndarray = np.add.reduceat(counts, self.rows["first"].astype(np.int64))
         return result
 
     def video(self, number: int) -> Video:
@@ -832,75 +792,56 @@ class Table:
         return Table, (self.folder, self.length)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Videos:
-    """Some videos of a set, such as one split. Cheap to pickle.
+    """Some videos of a set, such as one split.
 
     Attributes:
         table: of the set.
-        numbers: file with their numbers in the table, int64.
-        length: number of videos.
+        chosen: their numbers in the table, int64: 8 MB for a million.
         content: digest of the videos and of their pieces.
     """
 
     table: Table
-    numbers: str
-    length: int
+    chosen: np.ndarray
     content: str
 
     @classmethod
-    def stored(cls, table: Table, numbers: np.ndarray, folder: Path, say: Say) -> "Videos":
-        """Writes the numbers, unless they exist, into a folder whose name depends on them.
-
-        Raises:
-            InputError: the disk is read-only.
-            RunAgain: the disk is full.
-        """
-        chosen = np.asarray(numbers, np.int64)
+    def of(cls, table: Table, chosen: np.ndarray) -> "Videos":
+        """Returns the videos with these numbers."""
         rows, names = table.rows[chosen], table.names
         described = [
             (names[number], int(row["size"]), row["ends"].decode(), int(row["frames"]))
             for number, row in zip(chosen.tolist(), rows, strict=True)
         ]
-        content = cache.digest(sorted(described), table.about["settings"])
-
-        def build(work: Path) -> dict[str, Any]:
-            chosen.tofile(work / "numbers")
-            return {"videos": len(chosen)}
-
-        target = folder / f"split-{cache.digest(chosen.tolist(), content)[:20]}"
-        cache.make_folder(target, build, say)
-        return cls(table, str(target / "numbers"), len(chosen), content)
+        return cls(table, chosen, cache.digest(sorted(described), table.about["settings"]))
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.chosen)
 
     def __getitem__(self, number: int) -> Video:
-        (row,) = self._numbers.read(number, number + 1).tolist()
-        return self.table.video(row)
+        return self.table.video(int(self.chosen[number]))
 
     def __iter__(self) -> Iterator[Video]:
-        return (self[number] for number in range(self.length))
+        return (self[number] for number in range(len(self)))
 
-    def windows(self, frames: int) -> np.ndarray:
-        """Returns each video's number of consecutive windows in its pieces."""
-        windows: np.ndarray = self.table.windows(frames)[self.chosen]
-        return windows
+    def clips(self, frames: int, every: int) -> np.ndarray:
+        """Returns :meth:`Table.clips` of these videos."""
+        clips: np.ndarray = self.table.clips(frames, every)[self.chosen]
+        return clips
 
-    def starts(self, frames: int) -> np.ndarray:
-        """Returns each video's number of places in its pieces where a clip can begin."""
-        starts: np.ndarray = self.table.starts(frames)[self.chosen]
-        return starts
 
-    @property
-    def chosen(self) -> np.ndarray:
-        """Returns the numbers of the videos in the table."""
-        return numbers_of(self.numbers, "int64")
+def clips_in(length: Any, frames: int, every: int) -> Any:
+    """Returns how many clips of some frames in a row begin at every n-th of ``length`` frames."""
+    return np.maximum((length - frames) // every + 1, 0)
 
-    @functools.cached_property
-    def _numbers(self) -> NumberFile:
-        return NumberFile(self.numbers, "int64")
 
-    def __reduce__(self) -> tuple[type["Videos"], tuple[Table, str, int, str]]:
-        """Pickles the fields, without the open files."""
-        return Videos, (self.table, self.numbers, self.length, self.content)
+def located(counts: Sequence[int] | np.ndarray, place: int) -> tuple[int, int]:
+    """Returns in which of several rows a place is, by the rows' lengths, and its place there.
+
+    Raises:
+        IndexError: the rows are shorter.
+    """
+    ends = np.cumsum(counts)
+    number = int(np.searchsorted(ends, place, side="right"))
+    return number, place - int(ends[number] - counts[number])

@@ -1,26 +1,18 @@
-"""Lists the members of uncompressed tar files and their offsets, without unpacking.
-
-Listing reads a header for each member, so the result is cached until the tar changes.
-"""
+"""Lists the members of uncompressed tar files and their offsets, without unpacking."""
 
 import itertools
-import json
 import os
 import re
-import stat
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from jaxtrain.data.video.reader import Span
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
 from jaxtrain.storage import disks
 
 SUFFIX = ".tar"
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-_FORMAT = 1
 
 
 def check_not_packed(path: str, flag: str) -> None:
@@ -55,7 +47,7 @@ def expand(pattern: str) -> Iterator[str]:
         yield parts[0] + "".join(map("".join, zip(chosen, parts[3::3], strict=True)))
 
 
-def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
+def members(tar: str) -> list[tuple[str, Span]]:
     """Returns the names and spans of the regular files of a tar, in order.
 
     Raises:
@@ -63,15 +55,9 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
         RunAgain: its disk is unavailable.
     """
     try:
-        status = os.stat(tar)
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait forever
+        if os.path.exists(tar) and not os.path.isfile(tar):  # opening a pipe would wait forever
             raise ValueError("it is not a regular file")
-        version = [_FORMAT, status.st_size, status.st_mtime_ns]
-        kept = cache_root / "tar" / f"{cache.digest(tar)}.json"
-        listed = _read(kept, version)
-        if listed is None:
-            listed = _list(tar)
-            cache.write_file(kept, json.dumps({"tar": version, "members": listed}))
+        return _list(tar)
     except OSError as error:
         raise disks.disk_trouble(
             error, f"{tar} cannot be read as a tar", "correct the path, or make it readable"
@@ -82,10 +68,9 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
             f"{tar} cannot be read as a tar: {error or 'it declares a header that is too large'}: "
             "copy it again, or remove it"
         ) from error
-    return [(name, Span(tar, offset, size)) for name, offset, size in listed]
 
 
-def _list(tar: str) -> list[tuple[str, int, int]]:
+def _list(tar: str) -> list[tuple[str, Span]]:
     listed = []
     with tarfile.open(tar, "r:") as file:
         while (member := file.next()) is not None:
@@ -97,13 +82,5 @@ def _list(tar: str) -> list[tuple[str, int, int]]:
                     f"{tar}: its member {member.name} is sparse, which cannot be read in place: "
                     "recreate the tar without --sparse"
                 )
-            listed.append((member.name, member.offset_data, member.size))
+            listed.append((member.name, Span(tar, member.offset_data, member.size)))
     return listed
-
-
-def _read(kept: Path, version: list[int]) -> list[tuple[str, int, int]] | None:
-    try:
-        record = json.loads(kept.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return [tuple(member) for member in record["members"]] if record["tar"] == version else None

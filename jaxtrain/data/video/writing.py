@@ -41,18 +41,9 @@ def check_path(path: Path) -> None:
     atomic.check_writable("OUT", path)
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class Writer:
-    """Writes frames and audio packets; created by :func:`writing`.
-
-    Attributes:
-        container: opened for writing.
-        rate: average number of frames per second.
-        time_base: seconds per tick of the frames' time stamps.
-        pixel_aspect: width of a pixel divided by its height.
-        crf: H.264's quality, 0 (lossless) to 51.
-        sound: audio streams whose packets will be copied.
-    """
+    """Writes frames and audio packets; created by :func:`writing`, with its arguments."""
 
     container: Any
     rate: Fraction
@@ -134,7 +125,10 @@ def writing(
 
     Args:
         path: the output file, which must have passed :func:`check_path`.
-        rate, time_base, pixel_aspect, crf: as for :class:`Writer`.
+        rate: average number of frames per second.
+        time_base: seconds per tick of the frames' time stamps.
+        pixel_aspect: width of a pixel divided by its height.
+        crf: H.264's quality, 0 (lossless) to 51.
         sound_of: the video whose audio packets will be copied.
 
     Raises:
@@ -149,14 +143,7 @@ def writing(
         try:
             with atomic.appearing(path) as beside, _opened(beside) as container:
                 _check_sound(path, container, sound)
-                writer = Writer(
-                    container=container,
-                    rate=rate,
-                    time_base=time_base,
-                    pixel_aspect=pixel_aspect,
-                    crf=crf,
-                    sound=sound,
-                )
+                writer = Writer(container, rate, time_base, pixel_aspect, crf, sound)
                 yield writer
                 writer.finish()
         except (av.FFmpegError, OSError) as error:

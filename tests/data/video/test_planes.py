@@ -13,11 +13,9 @@ from jaxtrain.data import video
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import prepare_clips
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.data.video.reader import Frame, Reader
 from jaxtrain.jobs import engines
 
 HEIGHT, WIDTH, FRAMES = 32, 48, 4
-ROOM = (40, 60)
 MODEL = sample.model(FRAMES, HEIGHT, WIDTH)
 SMALL = Settings(height=HEIGHT, width=WIDTH, frames=16, min_frames=8, min_side=16, gop=4)
 
@@ -96,63 +94,6 @@ def test_the_device_converts_clips_that_were_prepared_for_it(prepared: Path) -> 
     assert not converts(prepared, min_crop_scale=1.0)
     assert not converts(prepared, sample.model(FRAMES, 16, 24))
     assert not converts("https://videos.example/cut")
-
-
-SMALLEST, FITTING, USUAL, TALL = (31, 47), (36, 54), (90, 160), (200, 120)
-
-
-@pytest.mark.parametrize(
-    ("ending", "size", "how"),
-    [
-        ("mp4", USUAL, {}),
-        ("mp4", TALL, {}),
-        ("mp4", USUAL, {"full_range": True}),
-        ("mp4", FITTING, {}),
-        ("mp4", FITTING, {"full_range": True}),
-        ("mp4", FITTING, {"pix_fmt": "yuv420p10le"}),
-        ("mp4", TALL, {"pix_fmt": "yuv420p10le"}),
-        ("mkv", SMALLEST, {"codec": "ffv1", "pix_fmt": "yuv444p"}),
-        ("mkv", SMALLEST, {"codec": "ffv1", "pix_fmt": "bgr0"}),
-        ("mkv", TALL, {"codec": "ffv1", "pix_fmt": "bgr0"}),
-    ],
-)
-def test_other_videos_are_converted_first(
-    tmp_path: Path, ending: str, size: tuple[int, int], how: dict[str, Any]
-) -> None:
-    """Such as frames of a video that is not cut into pieces."""
-    path = sample.write(
-        tmp_path / f"a.{ending}", [sample.smooth(i, *size) for i in range(2)], **how
-    )
-    _same(frames_of(path))
-
-
-def test_a_video_whose_size_changes(tmp_path: Path) -> None:
-    frames = frames_of(sample.growing(tmp_path / "a.ts", (48, 64), (72, 96)))
-    assert len({frame.look.height for frame in frames}) == 2
-    _same([frames[0], frames[-1]])
-
-
-def frames_of(path: Path) -> list[Frame]:
-    return [item for item in Reader(str(path)) if isinstance(item, Frame)]
-
-
-def _same(frames: list[Frame]) -> None:
-    look = frames[0].look
-    for position in (
-        video_frames.CropPosition(),
-        video_frames.CropPosition(scale=0.8, across=1.0, down=0.3, mirror=True),
-    ):
-        size = {"frames": 2, "height": HEIGHT, "width": WIDTH, "position": position}
-        host = video_frames.Crop(look, **size)
-        device = video_frames.Planes(look, **size, plane_size=ROOM)
-        for one in (host, device):
-            for number, frame in enumerate(frames):
-                one.put(number, frame.picture)
-        found = np.asarray(shown([device.arrays()])["video"][0])
-        difference = np.abs(host.out_THWC.astype(int) - found)
-        # A crop without room has color at half the resolution. A wrong range is off by 9.
-        fits = device.arrays()["crop"][0] <= ROOM[0] and look.height * look.width < 40 * 60
-        assert difference.mean() < (2 if fits else 4)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.8, 0.7, 0.3])

@@ -286,7 +286,7 @@ def test_many_frames_per_second_can_be_written(tmp_path: Path, rate: Fraction) -
     writer = pieces._Writer(tmp_path / "fast.mp4", (64, 96), rate, SMALL)
     for _ in range(9):
         writer.add(av.VideoFrame(96, 64, "yuv420p"))
-    writer.close()
+    writer.finish()
     assert len([item for item in Reader(str(writer.path)) if isinstance(item, Frame)]) == 9
 
 
