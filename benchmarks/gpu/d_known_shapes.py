@@ -14,8 +14,7 @@ _HALF = ("--data.batch_size", "32", "--optim.accumulate", "2", "--mesh.fsdp", "1
 SHAPES = {
     "autoresearch: gpt of 2026, depth 8, V 8192, 2^19 tokens": (
         "published: 1.665M tokens/s, 39.8% MFU on one H100",
-        *("gpt_2026_h100_1", "--model.depth", "8", "--model.vocab_size", "8192"),
-        *("--data.batch_size", "256", "--optim.accumulate", "2", *_DEMO),
+        *("autoresearch_h100_1", *_DEMO),
     ),
     "nanochat: gpt of 2026, depth 24, 32 sequences": (
         "published: 92,500 to 100,000 tokens/s for each of 8 H100, with fp8",
@@ -36,7 +35,7 @@ SHAPES = {
     ),
 }
 _SMALL = {
-    "gpt_2026_h100_1": tiny.GPT,
+    "autoresearch_h100_1": tiny.GPT,
     "gpt_2026_h100_8": tiny.GPT,
     "ettin_150m_h100_8": (*tiny.MASKED, "--model.ff", "64"),
 }

@@ -257,9 +257,10 @@ class Evaluate(OnDevices, Json, Precise):
     A masked language model gives pseudo-perplexity: each token is masked in turn and predicted from
     the tokens around it; unknown tokens ([UNK]) are skipped. A causal model gives bits per byte:
     each token is predicted from at least half a context window of tokens before it, where the text
-    has as many. On the folder of CORE's tasks, which it reads but does not have, it gives the
-    accuracy of each task and CORE. Their flags are --text-field, --max-tokens, --max-examples, and
-    --rows.
+    has as many. On the folder of CORE's tasks, it gives the accuracy of each task and CORE. On the
+    folder of BLiMP's pairs of sentences, both kinds give the fraction of pairs whose acceptable
+    sentence is the more probable one, with published results beside it. These folders are not part
+    of jaxtrain. The flags are --text-field, --max-tokens, --max-examples, and --rows.
     """
 
     sources: Annotated[tuple[Path, ...], "SOURCE"]
@@ -268,7 +269,7 @@ class Evaluate(OnDevices, Json, Precise):
     data: Annotated[str, "PATH"]
     """the videos: a folder, a video, or a list; or the text, UTF-8: a .txt or .md file is one
     document, each line of a .jsonl file and each row of a .parquet file another; or a folder with
-    the tasks of CORE (core.yaml, eval_data/, eval_meta_data.csv)"""
+    the tasks of CORE (core.yaml, eval_data/, eval_meta_data.csv) or the .jsonl files of BLiMP"""
     split: Literal["val", "all"] = "val"
     """val: of data that a SOURCE was trained on, only the part for validation; all: all videos, as
     always with --protocol"""
@@ -307,7 +308,7 @@ class Evaluate(OnDevices, Json, Precise):
     max_tokens: Annotated[int | None, "N", _ONE] = None
     """text: measure only the first N tokens, and read only as much (default: all)"""
     max_examples: Annotated[int | None, "N", _ONE] = None
-    """CORE: measure only N examples of each task (default: all)"""
+    """CORE, BLiMP: measure only N examples of each task, or N pairs of each file (default: all)"""
     rows: Annotated[int | None, "N", _ONE] = None
     """text: batch size, in sequences (default: 16)"""
 

@@ -43,7 +43,7 @@ def main(flags: commands.Evaluate) -> int:
     if files.is_absent(flags.data):  # whether it fits depends on the model
         raise InputError(
             f"--data {flags.data}: no such file or folder; pass a folder of videos, a video, or a "
-            "list of them; for a language model, a text file, or the folder of CORE's tasks"
+            "list of them; for a language model, a text file, or the folder of CORE or BLiMP"
         )
     # They import jax, which takes seconds.
     from jaxtrain.cli import text

@@ -15,7 +15,7 @@ from jaxtrain.checkpoint import resume
 from jaxtrain.cli import commands
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import core_tasks, fill_mask, language_model
+from jaxtrain.inference import blimp, core_tasks, fill_mask, language_model
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import hub, weights
@@ -174,12 +174,15 @@ def evaluate(
     atomic.check_writable("--json", flags.json)
     if kind is CausalModel and core_tasks.is_core(data):
         return _evaluate_core(flags, source, data, rows)
+    if blimp.is_blimp(data):
+        return _evaluate_blimp(flags, source, kind, data, rows)
     if flags.max_examples is not None:
         raise InputError(
             f"--max-examples {flags.max_examples}: --data {data} is not a folder with the tasks of "
-            "CORE; omit the flag, or use --max-tokens"
+            "CORE or the pairs of BLiMP; omit the flag, or use --max-tokens"
         )
-    _check_readable(data, "" if kind is MaskedModel else f", or a folder with {core_tasks.TASKS}")
+    core = "" if kind is MaskedModel else f" with {core_tasks.TASKS}, or"
+    _check_readable(data, f", or a folder{core} with BLiMP's .jsonl files")
     _warn_of_training_text(source, data)
     model = kind(source, flags.precision, command="evaluate")
     most = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
@@ -201,11 +204,7 @@ def evaluate(
 
 
 def _evaluate_core(flags: commands.Evaluate, source: Path, data: Path, rows: int) -> int:
-    for name, value in (("text-field", flags.text_field), ("max-tokens", flags.max_tokens)):
-        if value is not None:
-            raise InputError(
-                f"--{name} {value}: --data {data} has the tasks of CORE; omit the flag"
-            )
+    _refuse_text_flags(flags, f"--data {data} has the tasks of CORE")
     tasks = core_tasks.read(data, flags.max_examples)  # before the model, which takes longer
     model = CausalModel(source, flags.precision, command="evaluate")
     with _progress("examples") as each:
@@ -227,6 +226,35 @@ def _evaluate_core(flags: commands.Evaluate, source: Path, data: Path, rows: int
     content = {"max_examples": flags.max_examples, **dataclasses.asdict(score)}
     _write_json(flags, model.source, data, content)
     return 0
+
+
+def _evaluate_blimp(
+    flags: commands.Evaluate,
+    source: Path,
+    kind: type[MaskedModel] | type[CausalModel],
+    data: Path,
+    rows: int,
+) -> int:
+    _refuse_text_flags(flags, f"--data {data} has the pairs of BLiMP")
+    paradigms = blimp.read(data, flags.max_examples)  # before the model, which takes longer
+    model = kind(source, flags.precision, command="evaluate")
+    with _progress("pairs") as each:
+        score = blimp.score(model, paradigms, rows, each)
+    by = "probability" if kind is CausalModel else "pseudo-log-likelihood"
+    terminal.out(
+        f"measured on {data}: pairs whose acceptable sentence has the higher {by} "
+        f"({flags.precision})\n{model.source}\n\n{formats.columns(list(blimp.rows_of(score)), {0})}"
+        f"\n\npublished, on all 67 paradigms of 1,000 pairs: {blimp.SOURCE}"
+    )
+    content = {"max_examples": flags.max_examples, **dataclasses.asdict(score)}
+    _write_json(flags, model.source, data, content)
+    return 0
+
+
+def _refuse_text_flags(flags: commands.Evaluate, reason: str) -> None:
+    for name, value in (("text-field", flags.text_field), ("max-tokens", flags.max_tokens)):
+        if value is not None:
+            raise InputError(f"--{name} {value}: {reason}; omit the flag")
 
 
 def _write_json(flags: commands.Evaluate, source: str, data: Path, content: dict[str, Any]) -> None:

@@ -89,8 +89,8 @@ class Optim:
     peak_lr: bounds.Positive
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
-    """Learning rate after the warm-up. cosine: cosine decay to zero; linear: linear decay to zero;
-    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then decay to zero or
+    """Learning rate after the warm-up. cosine: cosine decay; linear: linear decay; constant: the
+    peak; trapezoid (WSD, warmup-stable-decay): the peak, then decay. All but constant end at
     optim.warmdown_to."""
     warmup_steps: int | None = None
     """Length of the linear warm-up, in steps; the first has a rate. Set this or warmup_fraction."""
@@ -99,7 +99,7 @@ class Optim:
     warmdown_fraction: bounds.ClosedFraction = 0.2
     """trapezoid only: length of the final decay as a fraction of all steps, rounded down."""
     warmdown_to: bounds.ClosedFraction = 0.0
-    """trapezoid only: the learning rate at the end, as a fraction of the peak."""
+    """The learning rate at the end of the decay, as a fraction of the peak."""
     warmdown_shape: Literal["linear", "sqrt"] = "linear"
     """trapezoid only: the final decay. linear: 1 - p, at a fraction p of it; sqrt: 1 - sqrt(p)."""
     b1: bounds.Fraction = 0.9

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtrain.data.text import encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
+from jaxtrain.inference.language_model import SHORTEST, padded, too_long
 from jaxtrain.training import state
 
 _MASKS = ("[MASK]", "<mask>")
@@ -124,7 +125,7 @@ class MaskedModel:
             )
         if not 1 <= top <= self.model.vocab_size:
             raise InputError(f"top {top}: use a number from 1 to {self.model.vocab_size}")
-        row = self._row(np.asarray(ids, np.int32))
+        row = self._row(np.asarray(ids, np.int32), self.model.sequence_length)
         guesses = []
         for position in np.flatnonzero(row == self.special.mask):
             chances = self.log_chances(row[None], np.array([position], np.int32))[0]
@@ -190,10 +191,38 @@ class MaskedModel:
             accuracy=right / count,
         )
 
+    def log_probabilities(self, texts: Sequence[str], rows: int) -> np.ndarray:
+        """Returns each text's pseudo-log-likelihood, float64, in nats: each token masked in turn.
+
+        Args:
+            texts: the texts.
+            rows: batch size, in masked copies.
+
+        Raises:
+            InputError: a text does not fit into a sequence.
+        """
+        chosen = list[tuple[np.ndarray, int, int]]()  # of which text, at last
+        for number, text in enumerate(texts):
+            ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
+            if len(ids) > self.longest:
+                raise too_long(text, len(ids), self.longest)
+            chosen += [(ids, index, number) for index in range(len(ids))]
+        chosen.sort(key=lambda one: len(one[0]))  # batches of similar length need less padding
+        sums, done = np.zeros(len(texts)), 0
+        for tokens_RS, position_R, target_R in self._masked([one[:2] for one in chosen], rows):
+            numbers = [number for *_, number in chosen[done : done + rows]]
+            chances_RV = self.log_chances(tokens_RS, position_R)
+            chances_R = chances_RV[np.arange(rows), target_R][: len(numbers)]
+            np.add.at(sums, numbers, chances_R.astype(np.float64))
+            done += len(numbers)
+        return sums
+
     def _masked(
         self, chosen: Sequence[tuple[np.ndarray, int]], rows: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields batches of equal size; the last is padded with copies of its first sequence.
+
+        Sequences of short texts have less padding than those of training.
 
         Args:
             chosen: the tokens of a text, and the index of the one to mask.
@@ -203,19 +232,21 @@ class MaskedModel:
             batch = list(chosen[first : first + rows])
             batch += batch[:1] * (rows - len(batch))
             tokens, positions, targets = [], [], []
+            longest = 2 + max(len(ids) for ids, _ in batch)
+            size = padded(longest, self.model.sequence_length, SHORTEST)
             for ids, index in batch:
                 length = min(self.longest, len(ids))
                 start = min(max(index - length // 2, 0), len(ids) - length)
-                row = self._row(ids[start : start + length])
+                row = self._row(ids[start : start + length], size)
                 positions.append(1 + index - start)
                 row[positions[-1]] = self.special.mask
                 tokens.append(row)
                 targets.append(ids[index])
             yield np.stack(tokens), np.asarray(positions, np.int32), np.asarray(targets, np.int32)
 
-    def _row(self, ids: np.ndarray) -> np.ndarray:
+    def _row(self, ids: np.ndarray, size: int) -> np.ndarray:
         """[CLS], tokens, [SEP], padding: int32 [S]."""
-        row = np.full(self.model.sequence_length, self.special.pad, np.int32)
+        row = np.full(size, self.special.pad, np.int32)
         row[0] = self.special.cls
         row[1 : 1 + len(ids)] = ids
         row[1 + len(ids)] = self.special.sep

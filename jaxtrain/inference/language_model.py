@@ -25,6 +25,7 @@ from jaxtrain.training.validation import weighted_means
 from jaxtrain.xla import options
 
 _LEAST_ROOM = 64  # positions of a KV cache
+SHORTEST = 16  # tokens of a padded sequence: most sentences of BLiMP have fewer
 _LARGEST_SEED = 2**32 - 1
 
 
@@ -309,7 +310,7 @@ class CausalModel:
         order = np.argsort(lengths, kind="stable")  # batches of similar length need less padding
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
-            shape = rows, padded(int(lengths[chosen].max()), self.longest)
+            shape = rows, padded(int(lengths[chosen].max()), self.longest, SHORTEST)
             batch = self._empty(shape)
             for row, index in enumerate(chosen):
                 tokens, start = continuations[index]
@@ -319,6 +320,24 @@ class CausalModel:
             cost[chosen], right[chosen] = (total[: len(chosen)] for total in sums)
         counts = lengths + 1 - np.array([continuation.start for continuation in continuations])
         return cost / counts, right == counts
+
+    def log_probabilities(self, texts: Sequence[str], rows: int) -> np.ndarray:
+        """Returns the logarithm of each text's probability after the begin token, float64, in nats.
+
+        Args:
+            texts: texts of at least one token.
+            rows: batch size, in sequences.
+
+        Raises:
+            InputError: a text is longer than the context window.
+        """
+        documents = [self.document(text) for text in texts]
+        for text, tokens in zip(texts, documents, strict=True):
+            if len(tokens) - 1 > self.longest:
+                raise too_long(text, len(tokens) - 1, self.longest)
+        losses, _ = self.predict([Continuation(tokens, 1) for tokens in documents], rows)
+        counts = np.array([len(tokens) - 1 for tokens in documents])
+        return np.asarray(-losses * counts)
 
     def score(
         self,
@@ -407,9 +426,17 @@ class CausalModel:
             raise InputError(f"top_k {choice.top_k}: use a number from 1 to {words} (vocabulary)")
 
 
-def padded(count: int, most: int) -> int:
-    """Rounds ``count`` positions up to a power of two, at least 64 and at most ``most``.
+def too_long(text: str, tokens: int, most: int) -> InputError:
+    """Returns the error for a text that must fit into the context window."""
+    return InputError(
+        f"{text!r:.100} has {tokens} tokens, but the context window has {most}: use a model with "
+        "longer sequences"
+    )
+
+
+def padded(count: int, most: int, least: int = _LEAST_ROOM) -> int:
+    """Rounds ``count`` positions up to a power of two, at least ``least`` and at most ``most``.
 
     Prompts of all lengths then share a few compiled functions.
     """
-    return min(most, max(_LEAST_ROOM, 1 << (count - 1).bit_length()))
+    return min(most, max(least, 1 << (count - 1).bit_length()))

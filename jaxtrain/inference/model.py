@@ -12,7 +12,7 @@ from jaxtrain.config import Precision
 from jaxtrain.config.invocation import from_python
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import core_tasks, load
+from jaxtrain.inference import blimp, core_tasks, load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
 from jaxtrain.inference.video import Autoencoder, fetched
@@ -169,18 +169,19 @@ class Model:
         max_examples: int | None = None,
         text_field: str | None = None,
     ) -> Any:
-        """Measures a language model on a text file, or a causal one on the tasks of CORE.
+        """Measures a language model on a text file or on BLiMP, or a causal one on CORE.
 
         Args:
             data: a UTF-8 text file, which is one document, a .jsonl or .parquet file, or the folder
-                with the tasks of CORE.
+                with the tasks of CORE or the pairs of BLiMP.
             text_field: the field or column with the text; None uses a usual name.
             max_tokens: of a text, measure only the first N tokens; None is all.
-            max_examples: of each task, measure only N examples; None is all.
+            max_examples: of each task or paradigm, measure only N examples; None is all.
 
         Returns:
             A score with ``loss``, ``accuracy``, and ``bits_per_byte`` or ``pseudo_perplexity``; for
-            the tasks, one with ``core`` and ``tasks``.
+            CORE, one with ``core`` and ``tasks``; for BLiMP, one with ``accuracy``, ``fields``, and
+            ``paradigms``.
 
         Raises:
             InputError: not a language model (``jaxtrain evaluate`` compares autoencoders), or the
@@ -203,6 +204,9 @@ class Model:
             model = self._masked
         else:
             raise load.cannot(described, "evaluate", "generate", "fill", source=self._source)
+        if blimp.is_blimp(path):
+            paradigms = blimp.read(path, max_examples)
+            return blimp.score(model, paradigms, _ROWS, lambda done, count: None)
         most = None if max_tokens is None else max_tokens + 2 * model.longest
         try:
             texts = documents.texts(path, text_field, model.count, most)

@@ -182,6 +182,8 @@ class Config(causal.CausalConfig):
     """Query heads; must divide the width. None uses width / 128, rounded up to a divisor."""
     kv_heads: bounds.Heads | None = None
     """Key and value heads; must divide the query heads. None uses as many as query heads."""
+    dropout: bounds.Fraction = 0.0
+    """Dropout rate of embeddings, squared ReLU activations, and layer outputs, 0 to 1."""
     remat: Remat = "none"
     """Activation checkpointing. block: keep each layer's input and recompute the layer in the
     backward pass; none: keep everything."""

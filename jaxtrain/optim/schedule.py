@@ -8,8 +8,10 @@ steps. ``T`` is the length of the run and ``w`` that of the linear warm-up, in s
 - cosine: ``0.5 (1 + cos(pi p))`` with ``p = (s - w) / (T - w)``;
 - linear: ``1 - p``;
 - constant: 1;
-- trapezoid (WSD): 1, then linear, or by ``1 - sqrt`` (https://arxiv.org/abs/2405.18392), to
-  ``warmdown_to`` over the last ``d`` steps.
+- trapezoid (WSD): 1, then linear, or by ``1 - sqrt`` (https://arxiv.org/abs/2405.18392), over the
+  last ``d`` steps.
+
+All but constant fall to ``warmdown_to`` instead of 0.
 
 After ``T`` the rate stays as at ``T``. The cosine and linear forms are those of
 ``diffusers.get_scheduler`` and ``transformers``, warm-up and trapezoid are nanochat's.
@@ -160,10 +162,9 @@ class Schedule:
         left = (self._total - done) / (self._total - self._warmup)
         if settings.schedule == "constant":
             return 1.0
-        if settings.schedule == "cosine":
-            return half_cosine(1 - left)
-        if settings.schedule == "linear":
-            return left
+        if settings.schedule in ("cosine", "linear"):
+            height = left if settings.schedule == "linear" else half_cosine(1 - left)
+            return settings.warmdown_to + (1 - settings.warmdown_to) * height
         down = self._down(done)
         shape = down if settings.warmdown_shape == "linear" else math.sqrt(down)
         return 1 + (settings.warmdown_to - 1) * shape

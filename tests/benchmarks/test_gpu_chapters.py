@@ -23,6 +23,7 @@ import c_changes
 import chapter
 import d_known_shapes
 import e_starts_and_versions
+import f_shakespeare
 
 from jaxtrain import config
 from jaxtrain.xla import options
@@ -37,6 +38,7 @@ def configs() -> Iterator[tuple[str, ...]]:
     yield from ((name, *words) for name, words in d_known_shapes._SMALL.items())
     yield (*e_starts_and_versions.REPLAYS, *e_starts_and_versions._REPLAYED)
     yield (*e_starts_and_versions._TINY_REPLAYS, *e_starts_and_versions._REPLAYED)
+    yield from (*f_shakespeare.RUNS.values(), *f_shakespeare.TINY.values())
     for words in (a_run_to_its_end.REAL, a_run_to_its_end.TINY):
         yield (a_run_to_its_end.NAME, *words, "--loop.steps", "100")
     for name, what in (("gpt_h200_1", "gpt"), ("mlm_h200_8", "BERT"), ("h100_8", "video")):
@@ -61,7 +63,7 @@ def test_other_matmuls_are_other_options(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_readme_has_every_chapter_in_its_order() -> None:
     text = (FOLDER / "README.md").read_text()
     assert re.findall(r"^\| `(\w+\.py)", text, re.MULTILINE) == CHAPTERS
-    assert [name[0] for name in CHAPTERS] == list("abcde")
+    assert [name[0] for name in CHAPTERS] == list("abcdef")
 
 
 def frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> chapter.Chapter:
@@ -183,6 +185,7 @@ def rows_of(tmp_path: Path) -> list[str]:
         ("c_changes.py", 15 + len(c_changes.STEPS) + len(c_changes.OTHER_MATMULS)),
         ("d_known_shapes.py", len(d_known_shapes.SHAPES)),
         ("e_starts_and_versions.py", 6),
+        ("f_shakespeare.py", len(f_shakespeare.RUNS)),
     ],
 )
 def test_a_chapter_runs_on_a_cpu(tmp_path: Path, name: str, count: int) -> None:

@@ -393,6 +393,36 @@ def test_predict_is_the_loss_of_each_end(model: language_model.CausalModel) -> N
     assert most_likely[5:7].tolist() == [True, False]
 
 
+def test_blimp_sums_the_costs_of_each_sentence(
+    source: Path,
+    model: language_model.CausalModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All tokens of a sentence after the begin token, in batches of different lengths."""
+    good, bad = "once upon a time.", "once upon a"
+    texts = (good, bad, "x", "größer 🙂. ")
+    found = model.log_probabilities(texts, 3)
+    for text, value in zip(texts, found, strict=True):
+        ids = model.tokenizer.encode(text, add_special_tokens=False).ids
+        assert value == pytest.approx(-sum(costs_by_hand(model, ids)), abs=1e-4)
+    with pytest.raises(InputError, match=f"tokens, but the context window has {LENGTH}: use"):
+        model.log_probabilities(["x" * (LENGTH + 1)], 3)
+
+    (tmp_path / "blimp").mkdir()
+    pair = json.dumps({"sentence_good": good, "sentence_bad": bad, "field": "syntax"})
+    (tmp_path / "blimp/drop.jsonl").write_text(f"{pair}\n{pair}\n")
+    asked = ("evaluate", source, "--data", tmp_path / "blimp")
+    assert run(*asked, "--json", tmp_path / "out.json", "--max-examples", 1) == 0
+    out, content = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
+    right = float(found[0] > found[1])
+    assert (content["accuracy"], content["max_examples"]) == (right, 1)
+    assert re.search(rf"^mean +1 +1 +{right:.4f} +0\.612 +0\.698 +0\.696 +0\.830$", out, re.M)
+    assert jaxtrain.load_model(source).evaluate(tmp_path / "blimp").accuracy == right
+    assert run(*asked, "--max-tokens", 5) == 2
+    assert "blimp has the pairs of BLiMP; omit the flag" in capsys.readouterr().err
+
+
 CORE = {
     "core.yaml": """
 icl_tasks:

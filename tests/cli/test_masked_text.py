@@ -237,6 +237,25 @@ def test_pseudo_perplexity_matches_its_definition(masked: fill_mask.MaskedModel)
         masked.score(["?!"], rows=4, max_tokens=None, each=lambda *_: None)
 
 
+def test_a_pseudo_log_likelihood_is_a_sum_over_masked_tokens(
+    masked: fill_mask.MaskedModel,
+) -> None:
+    """Of all tokens, unknown ones included, for texts of different lengths."""
+    texts = ("paris is, the capital", "paris", "the capital of paris is the capital", "?!")
+    wanted = []
+    for given in texts:
+        ids = masked.tokenizer.encode(given, add_special_tokens=False).ids
+        total = 0.0
+        for index, target in enumerate(ids):
+            row = np.array([[2, *ids, 3]], np.int32)
+            row[0, 1 + index] = 4
+            total += masked.log_chances(row, np.array([1 + index], np.int32))[0, target]
+        wanted.append(total)
+    np.testing.assert_allclose(masked.log_probabilities(texts, 4), wanted, atol=1e-4)
+    with pytest.raises(InputError, match=r"tokens, but the context window has 14: use a model"):
+        masked.log_probabilities([TEXT], 4)
+
+
 def test_probabilities_are_those_of_the_model(masked: fill_mask.MaskedModel) -> None:
     first, second = masked.fill("paris [MASK] the <mask>.", top=11)
     assert sum(one.probability for one in first) == pytest.approx(1)

@@ -343,7 +343,7 @@ BERT = Recipe(
     },
     own={
         "data.tokenizer_kind": "WordPiece, as the source's tokenizer is",
-        "optim.warmdown_.*": "of another schedule",
+        "optim.warmdown_.*": "of another schedule; the decay ends at zero",
     },
 )
 
@@ -629,7 +629,7 @@ TAEHV = Recipe(
         "model.reconstruction_error": "squared, as F.mse_loss",
         "data.crops_per_clip": "decoding is the bottleneck: four squares of each decoded clip",
         "data.(brightness|contrast|saturation|hue|blur_sigma)": "their probabilities are zero",
-        "optim.warmdown_.*": "of another schedule",
+        "optim.warmdown_.*": "of another schedule; the decay ends at zero",
         "optim.muon.*": "see optimizer",
     },
 )

@@ -170,6 +170,22 @@ def test_transformers_loads_exported_models(
     assert words.decode(written[0], skip_special_tokens=True).startswith("It was")
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_probabilities_of_sentences_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """As `evaluate` sums them for BLiMP."""
+    own = tokenizer.train([CORPUS], 300, "byte_bpe")
+    huggingface.write(tmp_path, MODELS[kind], random_params(MODELS[kind]), own)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    texts = ("It was the best of times.", "It was the best of time.", "It", "worst \U0001f642")
+    wanted = []
+    for text in texts:
+        ids = own.encode(text).ids  # with the begin token
+        chances = torch.log_softmax(torch.from_numpy(logits_of(loaded, np.array([ids]))[0]), -1)
+        wanted.append(sum(float(chances[n, one]) for n, one in enumerate(ids[1:])))
+    assert np.std(wanted) > 1
+    np.testing.assert_allclose(CausalModel(tmp_path).log_probabilities(texts, 3), wanted, atol=1e-4)
+
+
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_saved_by_transformers_are_read(kind: str, shard: str, tmp_path: Path) -> None:

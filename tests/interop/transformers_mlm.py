@@ -112,6 +112,29 @@ def test_transformers_loads_exported_models(
         np.testing.assert_array_equal(after.params[name], array)
 
 
+@pytest.mark.parametrize("family", MODELS)
+def test_pseudo_log_likelihoods_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    """As `evaluate` sums them for BLiMP: each token masked in turn."""
+    export(tmp_path, "wordpiece", family)
+    loaded, own = (
+        transformers.AutoModelForMaskedLM.from_pretrained(tmp_path),
+        tokenizer_of("wordpiece"),
+    )
+    texts = ("The capital of France is old.", "The capital of France is.", "old", "Is it Paris?")
+    wanted = []
+    for text in texts:
+        total, ids = 0.0, own.encode(text).ids
+        for place in range(1, len(ids) - 1):
+            masked = np.array([ids])
+            masked[0, place] = 4
+            chances = torch.log_softmax(torch.from_numpy(logits_of(loaded, masked)[0]), -1)
+            total += float(chances[place, ids[place]])
+        wanted.append(total)
+    assert np.std(wanted) > 1
+    found = fill_mask.MaskedModel(tmp_path).log_probabilities(texts, 3)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["BertForMaskedLM", "BertForPreTraining"])
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
 def test_models_saved_by_transformers_are_imported(tmp_path: Path, family: str, shard: str) -> None:

@@ -135,6 +135,15 @@ def test_the_rate_falls_by_one_minus_the_root() -> None:
         assert rate[step] == pytest.approx(PEAK * fraction, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_the_rate_falls_to_a_fraction_of_the_peak(name: str) -> None:
+    full, part = (Schedule(settings(name, warmdown_to=to), 100) for to in (0.0, 0.1))
+    for step in range(120):
+        height = full.learning_rate(step) / PEAK
+        wanted = height if step < 10 else 0.1 + 0.9 * height
+        assert part.learning_rate(step) == pytest.approx(PEAK * wanted, rel=1e-12)
+
+
 def test_updates_are_clipped_as_in_stable_adamw() -> None:
     """Algorithm 2 of https://arxiv.org/abs/2304.13013; a sudden gradient moves less."""
     cfg = settings("constant", peak_lr=0.1, warmup_steps=0, weight_decay=0.0, b2=0.9)
