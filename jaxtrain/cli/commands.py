@@ -402,7 +402,7 @@ class PrepareClips(InProcesses):
     repeat the command.
     """
 
-    module = "prepare_clips"
+    module = "prepare.clips"
 
     source: Annotated[str, "SOURCE"]
     """the original videos, as --data.path accepts them"""
@@ -439,7 +439,7 @@ class PrepareTokens(OfConfig, InProcesses, Json):
     same settings then starts at once. To resume after a stop, repeat the command.
     """
 
-    module = "prepare_tokens"
+    module = "prepare.tokens"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -449,7 +449,7 @@ class PrepareSets(Command):
     A run whose videos no complete set in the cache was made of cuts them again.
     """
 
-    module = "prepare_sets"
+    module = "prepare.sets"
 
     cache_dir: Annotated[str | None, "DIR"] = None
     """the cache (default: $JAXTRAIN_CACHE, or else ~/.cache/jaxtrain)"""
@@ -465,7 +465,7 @@ class PrepareLatents(OfConfig, OnDevices, Parts, Json):
     To resume after a stop, repeat the command.
     """
 
-    module = "prepare_latents"
+    module = "prepare.latents"
 
     teacher: Annotated[str, "PATH"]
     """a checkpoint, a run directory, a weights file, a folder of diffusers' autoencoder of
