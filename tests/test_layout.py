@@ -46,7 +46,7 @@ LIGHT = {
     # For ssh, a machine that only starts runs on others needs no packages.
     "jaxtrain.supervisor": _JAX | {"numpy", "obstore", "psutil", "rich"},
     # Commands that check their input before they load jax and a model.
-    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate", "prepare_tokens")},
+    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate", "prepare.tokens")},
 }
 
 
@@ -219,6 +219,7 @@ _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _refuse": "names in its callers",
+    "cli/evaluate.py main": _LITERAL,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
     "cli/weights.py _changed": _FLAGS,
     "cli/weights.py _refuse_shapes": _FLAGS,

@@ -251,7 +251,8 @@ class Evaluate(OnDevices, Json, Precise):
     SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest), a weights file,
     s3://BUCKET/PATH, or hf:ORG/MODEL on the Hub. Autoencoders reconstruct the same clips, the
     middle of each video, and each frame is compared with its original. --protocol measures as
-    published, and prints the published results beside it.
+    published, and prints the published results beside it. --teacher combines the encoders and
+    decoders of a student and of its teacher, and says how much of the teacher is kept.
 
     A masked language model gives pseudo-perplexity: each token is masked in turn and predicted from
     the tokens around it; unknown tokens ([UNK]) are skipped. A causal model gives bits per byte:
@@ -290,6 +291,14 @@ class Evaluate(OnDevices, Json, Precise):
     i3d: _File = None
     """also measure rFVD, the Fréchet video distance to the originals, with this state dict of
     pytorch-i3d's InceptionI3d(400)"""
+    teacher: Annotated[str | None, "PATH"] = None
+    """the autoencoder whose latents SOURCE was trained on: a checkpoint, a run directory, a weights
+    file, a folder of diffusers, or one with TAESD's NAME_encoder and NAME_decoder"""
+    teacher_scaling: Annotated[float | None, "X"] = None
+    """factor to multiply the teacher's latents by, as in prepare latents (default: from its folder)
+    """
+    report: Annotated[Path | None, "FILE.html"] = None
+    """with --teacher: also write a page with all tables and images"""
     worst: Annotated[Path | None, "DIR"] = None
     """also write images of the three clips with the lowest PSNR to this folder, new or empty:
     original, reconstruction, and error"""
@@ -393,7 +402,7 @@ class PrepareClips(InProcesses):
     repeat the command.
     """
 
-    module = "prepare_clips"
+    module = "prepare.clips"
 
     source: Annotated[str, "SOURCE"]
     """the original videos, as --data.path accepts them"""
@@ -430,7 +439,7 @@ class PrepareTokens(OfConfig, InProcesses, Json):
     same settings then starts at once. To resume after a stop, repeat the command.
     """
 
-    module = "prepare_tokens"
+    module = "prepare.tokens"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -440,7 +449,7 @@ class PrepareSets(Command):
     A run whose videos no complete set in the cache was made of cuts them again.
     """
 
-    module = "prepare_sets"
+    module = "prepare.sets"
 
     cache_dir: Annotated[str | None, "DIR"] = None
     """the cache (default: $JAXTRAIN_CACHE, or else ~/.cache/jaxtrain)"""
@@ -456,11 +465,12 @@ class PrepareLatents(OfConfig, OnDevices, Parts, Json):
     To resume after a stop, repeat the command.
     """
 
-    module = "prepare_latents"
+    module = "prepare.latents"
 
     teacher: Annotated[str, "PATH"]
-    """a checkpoint, a run directory, a weights file, or a folder of diffusers' autoencoder of
-    CogVideoX, HunyuanVideo, LTX, LTX-2, or Wan"""
+    """a checkpoint, a run directory, a weights file, a folder of diffusers' autoencoder of
+    CogVideoX, HunyuanVideo, LTX, LTX-2, or Wan, or one with TAESD's NAME_encoder and NAME_decoder
+    """
     teacher_scaling: Annotated[float | None, "X"] = None
     """factor to multiply the latents by (default: from the teacher's folder)"""
     teacher_sample: Annotated[int | None, "SEED"] = None

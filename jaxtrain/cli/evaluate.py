@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, commands, job_flags, video
@@ -17,12 +17,12 @@ from jaxtrain.storage import addresses, atomic
 from jaxtrain.telemetry import formats, images
 
 if TYPE_CHECKING:
-    from jaxtrain.inference.evaluation import Drawn, Evaluation
+    from jaxtrain.inference.evaluation import ClipMetrics, Drawn, Evaluation
 
 _MOST_SOURCES = 3
 _VIDEO_FLAGS = (
     *("split", "protocol", "frames", "height", "width", "clips", "lpips", "backbone", "i3d"),
-    *("worst", "engine", "ray_address", "ray_gpus"),
+    *("worst", "engine", "ray_address", "ray_gpus", "teacher", "teacher_scaling", "report"),
 )
 _TEXT_FLAGS = ("text_field", "max_tokens", "max_examples", "rows")
 _LETTERS = "ABC"
@@ -68,11 +68,21 @@ def main(flags: commands.Evaluate) -> int:
         raise InputError(
             f"evaluate: {len(flags.sources)} sources given; use at most {_MOST_SOURCES}"
         )
+    for name in ("teacher_scaling", "report"):
+        if flags.teacher is None and (value := getattr(flags, name)) is not None:
+            raise InputError(f"--{name.replace('_', '-')} {value} requires --teacher")
     size, protocol = _resolved(flags)
     cluster = job_flags.cluster(flags)
     atomic.check_writable("--json", flags.json)
+    atomic.check_writable("--report", flags.report)
     if flags.worst is not None:
         _make_empty(flags.worst)
+    pair = None
+    if flags.teacher is not None:
+        from jaxtrain.cli import evaluate_student
+
+        pair = evaluate_student.load(flags)
+        size["frames"] = evaluate_student.frames(pair, flags, size["frames"])
     if protocol is None:
         clips = evaluation_clips.choose(
             flags.data,
@@ -98,7 +108,7 @@ def main(flags: commands.Evaluate) -> int:
         backbone=flags.backbone,
         i3d=flags.i3d,
     )
-    meter = config.build(flags.sources)
+    meter = config.build(flags.sources) if pair is None else pair.meter(config)
     counter = video.Counter(len(clips), "clip")
     with command_line.cleaning_up():
         measured = meter.measure(
@@ -107,17 +117,15 @@ def main(flags: commands.Evaluate) -> int:
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
-    evaluated = evaluation.evaluation(measured, meter.names)
-    rfvd = meter.rfvd()
-    terminal.out(
-        _text(
-            evaluated,
-            [model.source for model in meter.models],
-            size | {"compared": meter.compared},
-            flags.precision,
-            rfvd,
-        )
-    )
+    about = _about(measured, size | {"compared": meter.compared}, flags.precision)
+    if pair is not None:
+        found = evaluate_student.findings(meter, measured)
+        shown, content = found.text(about), found.content
+    else:
+        evaluated, rfvd = evaluation.evaluation(measured, meter.names), meter.rfvd()
+        shown = _text(evaluated, about, meter.columns, rfvd)
+        content = {"metrics": _as_json(evaluated), **({"rfvd": rfvd} if rfvd else {})}
+    terminal.out(shown)
     if protocol is not None:
         terminal.out(_published(protocol))
     if flags.json:
@@ -128,16 +136,21 @@ def main(flags: commands.Evaluate) -> int:
             **size,
             "precision": flags.precision,
             "versions": versions.line(),
-            "metrics": _as_json(evaluated),
-            **({"rfvd": rfvd} if rfvd else {}),
+            **content,
             **({"protocol": dataclasses.asdict(protocol)} if protocol else {}),
             "clips": [dataclasses.asdict(one) for one in measured],
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
+    if flags.worst is None and flags.report is None:
+        return 0
+    worst = _drawn(meter.worst(clips, measured))
     if flags.worst is not None:
-        for path in _draw(meter.worst(clips, measured), flags.worst):
+        for path in _write(worst, flags.worst):
             terminal.out(f"wrote {path}")
+    if flags.report is not None:
+        found.write(flags.report, about, worst)
+        terminal.out(f"report: {flags.report}")
     return 0
 
 
@@ -161,16 +174,37 @@ def _make_empty(folder: Path) -> None:
     atomic.check_writable("--worst", folder / "1.png")
 
 
-def _draw(worst: Sequence["Drawn"], folder: Path) -> list[Path]:
+class Image(NamedTuple):
+    """An image of a clip.
+
+    Attributes:
+        video: name of the file.
+        title: of the image.
+        png: content of a PNG file.
+    """
+
+    video: str
+    title: str
+    png: bytes
+
+
+def _drawn(worst: Sequence["Drawn"]) -> list[Image]:
+    """Returns images of clips."""
+    titled = [(clip, f"{clip.video}, at {clip.place:.0%}") for clip in worst]
+    return [
+        Image(clip.video, title, images.encode(clip.image, images.Labels(title, clip.rows)).file)
+        for clip, title in titled
+    ]
+
+
+def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
     """Writes images of clips, the worst first, and returns their paths."""
     paths = []
-    for number, clip in enumerate(worst, start=1):
-        title = f"{clip.video}, at {clip.place:.0%}"
-        png = images.encode(clip.image, images.Labels(title, clip.rows)).file
+    for number, image in enumerate(worst, start=1):
         # A name of a file has at most 255 bytes, and that of the file in the making is longer.
-        stem = Path(clip.video).stem.encode(errors="surrogateescape")[:_LONGEST_STEM]
+        stem = Path(image.video).stem.encode(errors="surrogateescape")[:_LONGEST_STEM]
         path = folder / f"{number}-{stem.decode(errors='ignore')}.png"
-        atomic.write_whole(path, png)
+        atomic.write_whole(path, image.png)
         paths.append(path)
     return paths
 
@@ -251,17 +285,20 @@ def _resolved(flags: commands.Evaluate) -> tuple[dict[str, int], Protocol | None
     return {name: getattr(protocol, name) for name in _USUAL}, protocol
 
 
+def _about(measured: Sequence["ClipMetrics"], size: Mapping[str, int], precision: str) -> str:
+    videos = len({clip.video for clip in measured})
+    return (
+        f"measured on {formats.counted(videos, 'video')} "
+        f"({formats.counted(len(measured), 'clip')} of {size['frames']} frames, "
+        f"{size['compared']} of them compared, {size['height']}x{size['width']}, {precision})"
+    )
+
+
 def _text(
-    evaluated: "Evaluation",
-    sources: Sequence[str],
-    size: Mapping[str, int],
-    precision: str,
-    rfvd: Sequence[float],
+    evaluated: "Evaluation", about: str, sources: Sequence[str], rfvd: Sequence[float]
 ) -> str:
     lines = [
-        f"measured on {formats.counted(evaluated.videos, 'video')} "
-        f"({formats.counted(evaluated.clips, 'clip')} of {size['frames']} frames, "
-        f"{size['compared']} of them compared, {size['height']}x{size['width']}, {precision})",
+        about,
         *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
         "",
     ]

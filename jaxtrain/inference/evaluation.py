@@ -96,6 +96,7 @@ class Meter:
 
     Attributes:
         models: the autoencoders.
+        columns: what is measured: the sources of the autoencoders.
         names: of the measures.
         compared: frames per clip that all models reconstruct; a decoder that drops the first frames
             returns fewer than were encoded.
@@ -131,6 +132,7 @@ class Meter:
         ]
         self.compared = min(frames, *decoded)
         self.models, self.names = tuple(models), tuple(measures)
+        self.columns = tuple(model.source for model in models)
         if features is not None:
             measures = {**measures, _FEATURES: functools.partial(_of_both, features)}
         self._programs = [_program(model, measures, self.compared) for model in models]
@@ -252,7 +254,7 @@ class Meter:
 
     def _check_numbers(self, clip: Clip, values: Sequence[Mapping[str, float]]) -> None:
         """Raises InputError if a reconstruction has NaN/Inf, which means broken weights."""
-        for source, numbers in zip((model.source for model in self.models), values, strict=True):
+        for source, numbers in zip(self.columns, values, strict=True):
             if not np.isfinite(numbers[_ALWAYS_A_NUMBER]):
                 raise InputError(
                     f"{source} reconstructs {clip.run.name} with NaN/Inf (psnr "
@@ -291,18 +293,25 @@ class MeterConfig:
         Raises:
             InputError: one cannot be loaded, or does not fit the others.
         """
-        measures: Mapping[str, Measure] = MEASURES
-        if self.lpips:
-            network, distance = lpips.measure(self.lpips, self.backbone)
-            measures = {**measures, f"lpips/{network}": distance}
         return Meter(
             [Autoencoder(source, self.precision, command="evaluate") for source in sources],
-            measures,
+            self.measures(),
             frames=self.frames,
             height=self.height,
             width=self.width,
             features=None if self.i3d is None else i3d.measure(self.i3d),
         )
+
+    def measures(self) -> dict[str, Measure]:
+        """Returns the standard measures, and LPIPS if its weights are given.
+
+        Raises:
+            InputError: its weights cannot be loaded.
+        """
+        if not self.lpips:
+            return MEASURES
+        network, distance = lpips.measure(self.lpips, self.backbone)
+        return {**MEASURES, f"lpips/{network}": distance}
 
     def _files(self) -> tuple[Path | None, Path | None, Path | None]:
         return self.lpips, self.backbone, self.i3d

@@ -1,7 +1,7 @@
 """Autoencoders whose latents are targets (:class:`jaxtrain.data.video.encode_latents.Teacher`).
 
-A teacher is given by a path: a checkpoint, run, or weights file of jaxtrain, or a folder with
-an autoencoder in diffusers' format.
+A teacher is given by a path: a checkpoint, run, or weights file of jaxtrain, a folder with an
+autoencoder in diffusers' format, or one with the two files of TAESD.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
@@ -9,7 +9,7 @@ Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space,
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import numpy as np
 
 from jaxtrain import config, versions
 from jaxtrain.checkpoint import pointer
-from jaxtrain.data.video.encode_latents import Teacher
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
 from jaxtrain.interop import hub
-from jaxtrain.models import wan_network
+from jaxtrain.models import from_file, taesd_network, wan_network
 from jaxtrain.models.video_ae import network
+from jaxtrain.models.video_ae.timing import Timing
 from jaxtrain.sharding import batch_sharding, make_mesh, replicated
 from jaxtrain.storage import tensor_files
 from jaxtrain.storage.atomic import read_json
@@ -33,13 +33,88 @@ _DIGITS = 12  # hex digits of the digest in a teacher's name
 _ENCODER = "encoder."
 
 
+class Teacher:
+    """An autoencoder whose latents are targets.
+
+    Attributes:
+        name: identifies its parameters and settings; valid as a folder name.
+        about: a description of it.
+        kind: what it is, for messages.
+        frames, pixels, channels: frames per latent, pixels along its side, and its channels.
+    """
+
+    name: str
+    about: str
+    kind: str
+    frames: int
+    pixels: int
+    channels: int
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        """Encodes float32 clips with values in [0, 1] to float32 latents [B, L, h, w, C]."""
+        raise NotImplementedError
+
+    def decode(self, latents_BLHWC: np.ndarray) -> np.ndarray:
+        """Decodes latents to float32 frames [B, T, H, W, 3], not clamped."""
+        raise NotImplementedError
+
+    def covered(self, frames: int) -> tuple[int, int] | None:
+        """Returns the number of latents of `frames` frames, and how many frames they stand for.
+
+        None if that depends on the clip.
+        """
+        raise NotImplementedError
+
+    def fits(self, timing: Timing, frames: int) -> bool:
+        """Returns whether the latents of a clip stand for the same frames as a model's."""
+        return self.covered(frames) in (None, _covered(timing, frames))
+
+    def nearest_fitting(self, timing: Timing, frames: int) -> int:
+        """Returns the number of frames nearest to `frames` for which :meth:`fits` holds."""
+        around = (frames + sign * n for n in range(frames + 32) for sign in (-1, 1))
+        return next(n for n in around if n > 0 and self.fits(timing, n))
+
+    def check(self, what: str, model: Any, frames: int, flag: str) -> None:
+        """Checks that the latents stand for the same frames and pixels as those of a model.
+
+        Args:
+            what: the teacher, for messages.
+            model: config of the model.
+            frames: of a clip.
+            flag: that sets them.
+
+        Raises:
+            InputError: they do not; names the fields that fit, or the nearest number of frames.
+        """
+        ours = (model.timing.factor, model.space_factor, model.latent_channels)
+        theirs = (self.frames, self.pixels, self.channels)
+        if ours != theirs:
+            raise InputError(
+                f"{what}: {self.kind} makes {_described(*theirs)}, but the model makes "
+                f"{_described(*ours)}: {_fitting(ours, theirs)}"
+            )
+        if (made := self.covered(frames)) is not None and not self.fits(model.timing, frames):
+            latents, decoded = _covered(model.timing, frames)
+            raise InputError(
+                f"{what}: {self.kind} makes {made[0]} latents of {flag.lstrip('-')}={frames} "
+                f"frames, which cover {made[1]}, but the model's {latents} cover {decoded} "
+                f"(model.trim): use {flag} {self.nearest_fitting(model.timing, frames)}",
+                about=("model.frames", "model.trim"),
+            )
+
+
+def _covered(timing: Timing, frames: int) -> tuple[int, int]:
+    latents = timing.latent_frames(frames)
+    return latents, timing.decoded(latents)
+
+
 def load(
     spec: str,
     *,
     scaling: float | None,
     sample_seed: int | None,
-    model: Any,
     say: Callable[[str], None],
+    command: str = "prepare latents",
 ) -> Teacher:
     """Loads the teacher at a path.
 
@@ -47,12 +122,11 @@ def load(
         spec: the path.
         scaling: factor on the latents; None is that of the teacher's folder, or 1 for jaxtrain's.
         sample_seed: seed to sample from diffusers' latent distribution; None takes its mode.
-        model: config of the video autoencoder to teach.
         say: prints messages on the console.
+        command: the command that uses it, for messages.
 
     Raises:
-        InputError: no teacher there, it does not support these arguments, or it makes other latents
-            than the model.
+        InputError: no teacher there, or it does not support these arguments.
     """
     path = hub.local(spec).absolute()
     if not path.exists() and not pointer.is_checkpoint(path):
@@ -60,50 +134,131 @@ def load(
             f"--teacher {spec}: no such file or folder; pass a checkpoint, a run directory, a "
             "weights file, or a local diffusers folder"
         )
-    if _class_name(path) is not None:
-        theirs = Diffusers(path, scaling=scaling, sample_seed=sample_seed)
-        theirs.check(model)
-        teacher: Teacher = theirs
+    kind, files = _class_name(path), taesd_network.files_of(path)
+    evaluates = command == "evaluate"  # a clip at a time, and Wan without PyTorch
+    devices, factor = jax.devices()[: 1 if evaluates else None], 1.0 if scaling is None else scaling
+    if kind is not None and not (kind == wan_network.CLASS and evaluates):
+        teacher: Teacher = Diffusers(path, scaling=scaling, sample_seed=sample_seed)
+    elif sample_seed is not None:
+        raise InputError(
+            f"--teacher-sample {sample_seed}: {spec} has no latent distribution to sample "
+            "from; drop this flag"
+        )
+    elif files is not None:
+        teacher = Taesd(path, files, factor, devices)
     else:
-        if sample_seed is not None:
-            raise InputError(
-                f"--teacher-sample {sample_seed}: {spec} has no latent distribution to sample "
-                "from; drop this flag"
-            )
-        teacher = Own(path, 1.0 if scaling is None else scaling)
+        teacher = Own(path, factor, devices, command)
     say(f"teacher {teacher.name}: {teacher.about}")
     return teacher
 
 
-class Own:
-    """A checkpoint or weights file of jaxtrain, on all devices."""
+class _OnDevices(Teacher):
+    """A teacher that jax runs.
 
-    def __init__(self, path: Path, scaling: float) -> None:
-        trained = models.load(path, "prepare latents", "reconstruct")
-        definition, params = trained.definition, trained.params
+    Args:
+        arrays: its parameters, in any structure.
+        encode, decode: functions of the parameters, and of frames or latents.
+        devices: share the clips of a batch, so their number must divide that of the clips.
+    """
+
+    def __init__(
+        self,
+        arrays: Any,
+        encode: Callable[[Any, jax.Array], jax.Array],
+        decode: Callable[[Any, jax.Array], jax.Array],
+        devices: Sequence[jax.Device],
+    ) -> None:
+        mesh = make_mesh(config.Mesh(data=len(devices), fsdp=1, shard="none"), devices)
+        self._rows = batch_sharding(mesh)
+        self._arrays = jax.device_put(arrays, replicated(mesh))
+        self._encode, self._decode = (
+            jax.jit(function, out_shardings=self._rows) for function in (encode, decode)
+        )
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        """Implements :meth:`Teacher.encode`."""
+        placed = jax.device_put(video_BTHW3, self._rows)
+        return np.asarray(self._encode(self._arrays, placed), np.float32)
+
+    def decode(self, latents_BLHWC: np.ndarray) -> np.ndarray:
+        """Implements :meth:`Teacher.decode`."""
+        placed = jax.device_put(latents_BLHWC, self._rows)
+        return np.asarray(self._decode(self._arrays, placed), np.float32)
+
+
+class Own(_OnDevices):
+    """A checkpoint or weights file of jaxtrain."""
+
+    def __init__(
+        self, path: Path, scaling: float, devices: Sequence[jax.Device], command: str
+    ) -> None:
+        trained = models.load(path, command, "reconstruct")
+        definition, params, model = trained.definition, trained.params, trained.config
         encoder = {name: array for name, array in params.items() if name.startswith(_ENCODER)}
-        parts = [json.dumps([scaling, trained.config.patch_size]).encode()]
+        settings = [getattr(model, attribute) for _, attribute in model.not_in_weights]
+        parts = [json.dumps([scaling, model.space_factor, settings]).encode()]
         for name in sorted(encoder):
             parts += [f"{name} {encoder[name].shape}".encode(), encoder[name].tobytes()]
         self.name = _name(path, parts)
-        self.about = f"encoder of {trained.source}, latents times {scaling:g}"
-        mesh = make_mesh(config.Mesh(data=jax.device_count(), fsdp=1, shard="none"))
-        self._rows = batch_sharding(mesh)
-        self._params = jax.device_put(params, replicated(mesh))
+        self.kind = f"the model {from_file.name_of(model)}"
+        self.about = f"{trained.source}, latents times {scaling:g}"
+        self._timing = model.timing
+        self.frames, self.pixels = model.timing.factor, model.space_factor
+        self.channels = model.latent_channels
+        super().__init__(
+            params,
+            lambda params, video: scaling * definition.module(params, {}).encode(video),
+            lambda params, latents: definition.module(params, {}).decode(latents / scaling),
+            devices,
+        )
 
-        def encode(params: Any, video_BTHW3: jax.Array) -> jax.Array:
-            module: Any = definition.module(params, {})
-            return scaling * module.encode(video_BTHW3)
-
-        self._encode = jax.jit(encode, out_shardings=self._rows)
-
-    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
-        """Implements :meth:`Teacher.encode`; B is a multiple of the devices."""
-        placed = jax.device_put(video_BTHW3, self._rows)
-        return np.asarray(self._encode(self._params, placed), np.float32)
+    def covered(self, frames: int) -> tuple[int, int]:
+        """Implements :meth:`Teacher.covered`."""
+        return _covered(self._timing, frames)
 
 
-class Diffusers:
+class Taesd(_OnDevices):
+    """An autoencoder of images, for each frame of a clip."""
+
+    kind = "TAESD"
+    frames, pixels = 1, taesd_network.SPACE_FACTOR
+
+    def __init__(
+        self,
+        folder: Path,
+        files: taesd_network.Files,
+        scaling: float,
+        devices: Sequence[jax.Device],
+    ) -> None:
+        layers, self.channels = taesd_network.read(files)
+        self.name = _name(folder, [str(scaling).encode(), _file_digest(files["encoder"])])
+        names = " and ".join(file.name for file in files.values())
+        self.about = f"{names} of {folder}, latents times {scaling:g}"
+        super().__init__(
+            layers,
+            lambda layers, video: (
+                scaling * _by_frame(taesd_network.encode, layers["encoder"], video)
+            ),
+            lambda layers, latents: _by_frame(
+                taesd_network.decode, layers["decoder"], latents / scaling
+            ),
+            devices,
+        )
+
+    def covered(self, frames: int) -> tuple[int, int]:
+        """Implements :meth:`Teacher.covered`."""
+        return frames, frames
+
+
+def _by_frame(
+    function: Callable[[Any, jax.Array], jax.Array], layers: Any, x_BTHWC: jax.Array
+) -> jax.Array:
+    b, t, *hwc = x_BTHWC.shape
+    y = function(layers, x_BTHWC.reshape(b * t, *hwc))
+    return y.reshape(b, t, *y.shape[1:])
+
+
+class Diffusers(Teacher):
     """An autoencoder in diffusers' format, run by PyTorch on one GPU or the CPU."""
 
     def __init__(self, folder: Path, *, scaling: float | None, sample_seed: int | None) -> None:
@@ -114,7 +269,7 @@ class Diffusers:
             raise InputError(
                 f"--teacher {folder} needs {error.name}: {versions.install('interop')}"
             ) from error
-        kind = str(_class_name(folder))
+        self.kind = kind = str(_class_name(folder))
         classes = {
             _COGVIDEOX: diffusers.AutoencoderKLCogVideoX,
             "AutoencoderKLHunyuanVideo": diffusers.AutoencoderKLHunyuanVideo,
@@ -137,7 +292,7 @@ class Diffusers:
         index = folder / f"{wan_network.ARRAYS}{tensor_files.INDEX}"
         if index.is_file():  # diffusers would also unpickle files that it lists
             tensor_files.parts(index)
-        self._torch, self._seed, self._folder, self._kind = torch, sample_seed, folder, kind
+        self._torch, self._seed = torch, sample_seed
         try:
             model, loaded = classes[kind].from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, use_safetensors=True
@@ -151,37 +306,19 @@ class Diffusers:
             )
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
-        self._frames, self._pixels, self._channels = _sizes(kind, model)
+        self.frames, self.pixels, self.channels = _sizes(kind, model)
         self._shift, self._scale, words = _normalization(folder, model, scaling)
         chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
         settings = json.dumps([kind, self._shift.tolist(), self._scale.tolist(), chosen]).encode()
         self.name = _name(folder, [settings, *map(_file_digest, files)])
         self.about = f"{kind} of {folder}, {chosen}, {words}, by PyTorch on {self._device}"
 
-    def check(self, model: Any) -> None:
-        """Checks that the latents stand for the same frames and pixels as those of a model.
-
-        Raises:
-            InputError: they do not; names the fields that fit, or the nearest number of frames.
-        """
-        what = f"--teacher {self._folder}"
-        ours = (model.timing.factor, model.space_factor, model.latent_channels)
-        theirs = (self._frames, self._pixels, self._channels)
-        if ours != theirs:
-            raise InputError(
-                f"{what}: {self._kind} makes {_described(*theirs)}, but the model makes "
-                f"{_described(*ours)}: {_fitting(ours, theirs)}"
-            )
-        frames = model.frames
-        if self._causal and not model.timing.same_frames(frames, self._frames):
-            latents = model.timing.latent_frames(frames)
-            raise InputError(
-                f"{what}: {self._kind} encodes {self._encoded(frames)} of model.frames={frames} "
-                f"frames ({self._frames} n + 1), but the model's {latents} latents cover "
-                f"{model.timing.decoded(latents)} (model.trim): use --model.frames "
-                f"{model.timing.nearest_with_same_frames(frames, self._frames)}",
-                about=("model.frames", "model.trim"),
-            )
+    def covered(self, frames: int) -> tuple[int, int] | None:
+        """Implements :meth:`Teacher.covered`."""
+        if not self._causal:
+            return None
+        encoded = self._encoded(frames)
+        return 1 + (encoded - 1) // self.frames, encoded
 
     def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
         """Implements :meth:`Teacher.encode`."""
@@ -202,13 +339,24 @@ class Diffusers:
         latents_BLHWC = np.stack(latents).transpose(0, 2, 3, 4, 1)
         return np.asarray((latents_BLHWC - self._shift) * self._scale, np.float32)
 
+    def decode(self, latents_BLHWC: np.ndarray) -> np.ndarray:
+        """Implements :meth:`Teacher.decode`."""
+        torch = self._torch
+        latents = np.asarray(latents_BLHWC / self._scale + self._shift, np.float32)
+        frames = []
+        with torch.inference_mode():
+            for clip_CLHW in np.ascontiguousarray(latents.transpose(0, 4, 1, 2, 3)):
+                decoded = self._model.decode(torch.from_numpy(clip_CLHW)[None].to(self._device))
+                frames.append(decoded.sample.float().cpu().numpy()[0])
+        return (np.stack(frames).transpose(0, 2, 3, 4, 1) + 1) / 2
+
     @property
     def _causal(self) -> bool:
         """Whether the first frame has a latent of its own, in all clips."""
-        return self._kind != _COGVIDEOX
+        return self.kind != _COGVIDEOX
 
     def _encoded(self, frames: int) -> int:
-        return frames - (frames - 1) % self._frames
+        return frames - (frames - 1) % self.frames
 
     def _pick(self, distribution: Any) -> Any:
         if self._seed is None:

@@ -101,7 +101,9 @@ def _filled(
         nonce=secrets.token_urlsafe(16),
         title=escaped(title),
         style=_shipped("colors.css") + _shipped("page.css"),
-        body=joined([*head, sections.curves(runs, notes), *rest, _foot()], "\n"),
+        body=joined(
+            [*head, *([sections.curves(runs, notes)] if runs else []), *rest, _foot()], "\n"
+        ),
         data=json_text(data),
         plotly=_plotly() if charts else "",
         program=_shipped("page.js"),

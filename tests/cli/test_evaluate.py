@@ -131,13 +131,45 @@ def test_the_worst_clips_are_drawn(
         assert "measured" not in printed.out
 
 
+def test_a_student_and_its_teacher(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student, teacher = place / "0.safetensors", place / "1.safetensors"
+    result, page, worst = (tmp_path / name for name in ("result.json", "page.html", "worst"))
+    common = ["--data", place / "videos", "--height", "32", "--width", "24", "--teacher", teacher]
+    files = ["--json", result, "--report", page, "--worst", worst]
+    assert run(student, *common, "--clips", "2", *files) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(result.read_text())
+    assert found["frames"] == 16
+    psnr = [one["mean"] for one in found["metrics"]["psnr"]["estimates"]]
+    kept = f"{psnr[3] / psnr[0]:.1%} of the teacher's PSNR ({psnr[3]:.2f} of {psnr[0]:.2f} dB)"
+    assert kept in printed
+    assert kept.replace("'", "&#x27;") in page.read_text()
+    assert page.read_text().count("data:image/png;base64,") == 2
+    assert len(list(worst.iterdir())) == 2
+    for name in ("psnr, frame 2 of 4 (dB)", "noise 0.1: ssim to teacher", "latents: cosine"):
+        assert name in printed, name
+    assert len(found["latents"]["slope"]) == 4
+    assert len(found["clips"][0]["alone"]) == 2
+    for arguments, message in (
+        ([student, teacher, *common], "2 models given; pass one student"),
+        ([student, *common, "--engine", "ray"], "--engine ray does not work with --teacher"),
+        ([student, *common[:-2], "--report", page], "requires --teacher"),
+        ([student, *common[:-1], tmp_path / "gone"], "gone: no such file or folder; pass a"),
+        ([place / "2.safetensors", *common, "--frames", 8], "use --frames 9"),
+    ):
+        with pytest.raises(InputError, match=message):
+            command_line.run("evaluate", [str(one) for one in arguments])
+
+
 def test_measurements_are_written_before_images(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(evaluate, "_draw", full)
+    monkeypatch.setattr(evaluate, "_drawn", full)
     report = tmp_path / "report.json"
     arguments = [place / "0.safetensors", "--data", place / "videos", *SIZE]
     assert run(*arguments, "--json", report, "--worst", tmp_path / "worst") != 0

@@ -16,7 +16,7 @@ from data.text import small_text
 from data.video import sample_videos as sample
 
 from jaxtrain import config, main
-from jaxtrain.cli import prepare_tokens
+from jaxtrain.cli.prepare import tokens
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
 from jaxtrain.training.state import ModelDefinition
@@ -179,7 +179,7 @@ def _exists(group: int) -> bool:
 def test_a_stop_of_prepare_tokens_says_that_it_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_tokens, "_prepare", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(tokens, "_prepare", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     assert _main("prepare", "tokens", "--config", "demo_mlm", "--data.path", tmp_path) == 75
     assert capsys.readouterr().err == (

@@ -36,7 +36,7 @@ PRELOADED = (
     *("jaxtrain.models.modern_bert", "jaxtrain.models.video_ae"),
 )
 _COMMANDS = ("decode", "encode", "evaluate", "export", "fill", "generate", "import")
-_COMMANDS += ("prepare_clips", "prepare_tokens", "reconstruct")
+_COMMANDS += ("prepare.clips", "prepare.tokens", "reconstruct")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _DEVICES = ("/dev/null/", "/dev/tty/", "/dev/shm/")
 # Event -> the positions of its paths and of its dir_fd.

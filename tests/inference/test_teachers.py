@@ -29,15 +29,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, MODEL.build(nnx.Rngs(jax.random.key(3)))
 
 
-def _load(path: Path | str, **more: Any) -> Any:
-    settings = {
-        "scaling": None,
-        "sample_seed": None,
-        "model": MODEL,
-        "say": lambda line: None,
-        **more,
-    }
-    return teachers.load(str(path), **settings)
+def _load(path: Path | str, model: Any = MODEL, **more: Any) -> Any:
+    settings = {"scaling": None, "sample_seed": None, "say": lambda line: None, **more}
+    teacher = teachers.load(str(path), **settings)
+    teacher.check(f"--teacher {path}", model, model.frames, "--model.frames")
+    return teacher
 
 
 @pytest.mark.slow
@@ -51,7 +47,7 @@ def test_our_own_encoder_as_a_teacher(made: tuple[Path, Any]) -> None:
     assert (found.dtype, found.shape) == (np.float32, (8, *MODEL.latent_shape))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(_load(path, scaling=0.5).encode(video), expected / 2, atol=1e-5)
-    assert log == [f"teacher {teacher.name}: encoder of {path}, latents times 1"]
+    assert log == [f"teacher {teacher.name}: {path}, latents times 1"]
 
 
 def test_the_name_depends_on_encoder_and_scaling(made: tuple[Path, Any], tmp_path: Path) -> None:

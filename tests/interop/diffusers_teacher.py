@@ -106,15 +106,11 @@ MODEL = video_ae.Config(frames=12, height=32, width=32, latent_channels=4)
 LTX_MODEL = dataclasses.replace(MODEL, patch_size=4, time_downscale=(True,) * 3)
 
 
-def _load(folder: Path, **more: Any) -> Any:
-    settings = {
-        "scaling": None,
-        "sample_seed": None,
-        "model": MODEL,
-        "say": lambda line: None,
-        **more,
-    }
-    return teachers.load(str(folder), **settings)
+def _load(folder: Path, model: Any = MODEL, **more: Any) -> Any:
+    settings = {"scaling": None, "sample_seed": None, "say": lambda line: None, **more}
+    teacher = teachers.load(str(folder), **settings)
+    teacher.check(f"--teacher {folder}", model, model.frames, "--model.frames")
+    return teacher
 
 
 def _video(frames: int) -> np.ndarray:
@@ -216,7 +212,7 @@ def test_a_number_of_frames_that_does_not_fit_is_refused(hunyuan: Path) -> None:
     chunked = dataclasses.replace(MODEL, trim="h3", frames=23)
     with pytest.raises(
         InputError,
-        match=r"encodes 21 of model.frames=23 frames \(4 n \+ 1\), but the model's 7 latents cover "
+        match=r"makes 6 latents of model.frames=23 frames, which cover 21, but the model's 7 cover "
         r"22 \(model.trim\): use --model.frames 8$",
     ):
         _load(hunyuan, model=chunked)

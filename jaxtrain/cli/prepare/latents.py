@@ -47,9 +47,9 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
         flags.teacher,
         scaling=flags.teacher_scaling,
         sample_seed=flags.teacher_sample,
-        model=run.model,
     )
     teacher = load(say=say)
+    teacher.check(f"--teacher {flags.teacher}", run.model, run.model.frames, "--model.frames")
     data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
     sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
     say(sources.summary)

@@ -1,0 +1,1 @@
+"""``jaxtrain prepare``: makes data that runs read, once, on any number of machines."""
