@@ -254,8 +254,9 @@ BERT = Recipe(
     ),
     # Read in November 2026 in stored copies of that repository: optimization.py and the flags of
     # run_pretraining.py at 02102db, create_pretraining_data.py at 0be1c86 (without
-    # do_whole_word_mask, which is in later copies); bert_config.json of the base model, but for
-    # vocab_size; A.2 of the paper for batch, rate, steps, dropout, and lengths.
+    # do_whole_word_mask, which is in later copies); a bert_config.json with another vocabulary than
+    # the base model's; quotations of the paper's A.2 for batch, rate, steps, dropout, and lengths.
+    # Not seen: vocab_size, and the repository at eedf571 itself.
     values={
         "vocab_size": 30_522,
         "hidden_size": 768,
