@@ -220,6 +220,7 @@ CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _refuse": "names in its callers",
     "cli/evaluate.py main": _LITERAL,
+    "cli/evaluate_student.py load": _LITERAL,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
     "cli/weights.py _changed": _FLAGS,
     "cli/weights.py _refuse_shapes": _FLAGS,

@@ -361,6 +361,6 @@ def test_a_wrong_source_or_text_is_one_line(
 def test_the_image_of_a_video_with_the_longest_name_is_written(tmp_path: Path) -> None:
     clip = mock.Mock(video=f"{'é' * 125}.mp4", place=0.5, image=np.zeros((8, 8, 3), np.uint8))
     clip.rows = ["original"]
-    (path,) = evaluate._draw([clip], tmp_path)
+    (path,) = evaluate._write(evaluate._drawn([clip]), tmp_path)
     assert path.name.startswith("1-éé")
     assert path.is_file()

@@ -388,7 +388,7 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
             "import dataclasses\nfrom jaxtrain.models import gpt, mlm\n"
             "base = gpt.Config(vocab_size=64, sequence_length=8, depth=1)\n"
             "run = dataclasses.replace(base, layers=3)",
-            "line 4: Config has no field 'layers'; choose from backout, depth, heads,",
+            "line 4: Config has no field 'layers'; choose from backout, depth, dropout,",
         ),
         ("from jaxtrain import config\nrun = config.Mesh(data=1)", "line 2: TypeError: Mesh"),
     ],
