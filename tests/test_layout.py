@@ -221,6 +221,7 @@ CHOSEN = {
     "cli/evaluate.py _refuse": "names in its callers",
     "cli/evaluate.py main": _LITERAL,
     "cli/evaluate_student.py load": _LITERAL,
+    "inference/teachers.py Own.__init__": _FIELDS,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
     "cli/weights.py _changed": _FLAGS,
     "cli/weights.py _refuse_shapes": _FLAGS,
