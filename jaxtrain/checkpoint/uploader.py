@@ -32,7 +32,6 @@ from typing import NoReturn, Self
 
 import jax
 
-from jaxtrain import config
 from jaxtrain.checkpoint import own_files, pointer, remote, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.checkpoint.pointer import BAD_STEP, BEST, DAMAGED, KINDS, SUSPECT, Damaged, Pointer
@@ -124,7 +123,8 @@ class Uploader:
         self._first = self._process == 0
         self._remote = RemoteRun(bucket, say)
         self._lease = lease.Lease(bucket, say, expires_s)
-        self._settings: config.Checkpoint | None = None
+        self._keep, self._every = 1, 1
+        self._milestones: int | None = None
         self._changed = threading.Condition()
         self._work: list[Save] = []
         self._missed: dict[str, Save] = {}  # kind -> the newest that is not uploaded
@@ -262,17 +262,20 @@ class Uploader:
         """
         return self._remote.is_complete(BEST, step)
 
-    def start(self, settings: config.Checkpoint, resumed: Path | None) -> None:
+    def start(
+        self, keep: int, every: int, resumed: Path | None, milestones: int | None = None
+    ) -> None:
         """Begins to upload, in a thread, and deletes what the bucket does not have from the disk.
 
         Args:
-            settings: which checkpoints are kept.
+            keep: ``checkpoint.keep``.
+            every: ``checkpoint.every``, in steps.
             resumed: the checkpoint that the run continues from, if it is in its directory.
 
         Raises:
             InputError, RunAgain: the bucket or the disk does not respond.
         """
-        self._settings = settings
+        self._keep, self._every, self._milestones = keep, every, milestones
         try:
             if self._first and resumed is not None:
                 store, name = self._remote.store, f"{resumed.parent.name}/{resumed.name}"
@@ -525,9 +528,7 @@ class Uploader:
                 return
             store = self._remote.store
             store.commit(save.kinds, save.step, described.to_json())
-            kept = self._settings
-            assert kept is not None, "start() was called"
-            store.retain(kept.keep, kept.every_steps, save.last_equal, kept.milestones)
+            store.retain(self._keep, self._every, save.last_equal, self._milestones)
             store.collect(self.in_use())
             if BAD_STEP in save.kinds:
                 return

@@ -777,7 +777,8 @@ def _open_saver(
     )
     stack.callback(checkpoints.close)
     if uploader is not None:
-        uploader.start(run.checkpoint, resumed)
+        kept = run.checkpoint
+        uploader.start(kept.keep, kept.every_steps, resumed, kept.milestones)
     save_policy = SavePolicy(
         checkpoints,
         first.meta,

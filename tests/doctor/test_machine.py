@@ -122,7 +122,8 @@ def test_two_plugins() -> None:
 @pytest.fixture(scope="module")
 def video() -> config.Run:
     """Returns a config with two workers, each with two batches of 4 clips of 8x64x64: 3.4 MiB."""
-    return config.load("demo", ["--data.workers", "2", "--data.batch_size", "4"])
+    typed = ["--data.workers", "2", "--data.batch_size", "4", "--model.frames", "8"]
+    return config.load("demo", typed)
 
 
 def test_shared_memory_of_dockers_default_size_and_less(tmp_path: Path, video: config.Run) -> None:

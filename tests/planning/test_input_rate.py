@@ -1,11 +1,14 @@
 """Tests the prediction of what a host can load, and the advice when that is too little."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from jaxtrain import config
+from jaxtrain.data.video import sets
+from jaxtrain.data.video.pieces import Settings
 from jaxtrain.planning import input_rate
 from jaxtrain.planning.input_rate import Host
 
@@ -54,7 +57,8 @@ def test_the_kind_of_data_that_is_here(tmp_path: Path) -> None:
     assert predicted(run).kind == "clips"  # a run cuts these videos into such pieces
     (tmp_path / ".jobs").mkdir()
     for scale, kind in ((0.5, "clips, resized on the host"), (0.8, "clips")):
-        settings = {"height": 480, "width": 720, "min_crop_scale": scale}
+        settings = dataclasses.asdict(Settings(height=480, width=720, min_crop_scale=scale))
+        settings["version"] = sets.VERSION
         (tmp_path / ".jobs/set.json").write_text(json.dumps({"settings": settings}))
         assert predicted(run).kind == kind
     elsewhere = config.load("h100_8", ["--data.path", "/not/here"])

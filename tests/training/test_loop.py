@@ -38,7 +38,7 @@ class Loop:
         setup.recorder.paused_for = paused_for
         setup.recorder.finished.side_effect = [False, True] if runs else [True]
         setup.recorder.too_many_bad.return_value = False
-        setup.replay, setup.stopping.decision = None, 0
+        setup.replay, setup.stopping.decision, setup.stopping.save_due = None, 0, False
         setup.save_policy.run_progress = SimpleNamespace(validation_due=validation_due, best=None)
         setup.save_policy.judge.return_value = improves
         setup.save_policy.save = save
