@@ -278,11 +278,13 @@ def free_disk(run: config.Run, folder: Path, state_bytes: int) -> Iterator[Findi
     settings = run.checkpoint
     best = settings.best_metric is not None
     most = store.most_kept(settings.keep, replays=run.loop.replay_every is not None)
-    number = most + best + 1
+    milestones = (run.loop.steps or 0) // settings.milestones if settings.milestones else 0
+    number = most + milestones + best + 1
     need, free = number * state_bytes, free_bytes(folder)
     seen = (
         f"{size(free)} free at {folder}; {number} checkpoints of {size(state_bytes)} need "
-        f"{size(need)} ({most} kept{' + the best' if best else ''} + 1 being written)"
+        f"{size(need)} ({most} kept{f' + {milestones} milestones' if milestones else ''}"
+        f"{' + the best' if best else ''} + 1 being written)"
     )
     if need <= free:
         yield ok(seen)

@@ -154,6 +154,9 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         assert found.cure.startswith("free 3.0 MiB there, lower --checkpoint.keep, or")
         certifies = tiny("--checkpoint.keep", "5", "--loop.replay_every", "2")
         assert "8 checkpoints" in only_problem(machine.free_disk(certifies, folder, 2**20)).seen
+        every = ("--loop.steps", "40", "--checkpoint.every", "5", "--checkpoint.milestones", "10")
+        forever = only_problem(machine.free_disk(tiny(*every), folder, 2**20))
+        assert " kept + 4 milestones + 1 being written" in forever.seen
         best = tiny("--checkpoint.best_metric", "val/loss", "--loop.eval_every", "1")
         assert "+ the best +" in only_problem(machine.free_disk(best, folder, 2**21)).seen
         assert all_ok(machine.free_disk(run, folder, 2**19))
