@@ -317,7 +317,7 @@ def _report(
     head = f"measured on {flags.data}: {score.tokens:,} tokens{cut}, "
     if isinstance(score, fill_mask.MaskedScore):
         head += (
-            f"each masked in turn, in a window of up to {model.longest} tokens "
+            f"one masked at a time, in a window of up to {model.longest} tokens "
             f"({flags.precision}); excludes {score.unknown:,} unknown tokens; the tokenizer loses "
             f"{100 * score.lost:.2f}% of the characters"
         )

@@ -44,7 +44,7 @@ def heard(
         env: environment variables.
 
     Raises:
-        InputError: there is no such service here.
+        InputError: the service does not answer on this machine.
     """
     if source is None:
         yield
@@ -101,7 +101,7 @@ class _File:
 
 
 class _Aws:
-    """Asks a machine's metadata on AWS (IMDSv2: with a token, and 404 while there is no notice)."""
+    """Asks a machine's metadata on AWS (IMDSv2: with a token, and 404 until there is a notice)."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         name, usual = _AWS

@@ -5,7 +5,7 @@ Its folder, ``data`` of https://github.com/alexwarstadt/blimp, is not part of ja
 ``field``. The more probable sentence is the model's answer; if both are equally probable, half an
 answer is right (https://arxiv.org/abs/1912.00582). A causal model gives the probability of all
 tokens of a sentence, a masked one its pseudo-log-likelihood
-(https://arxiv.org/abs/1910.14659): the sum over its tokens, each masked in turn.
+(https://arxiv.org/abs/1910.14659): the sum over its tokens, one masked at a time.
 """
 
 import dataclasses

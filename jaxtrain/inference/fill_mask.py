@@ -192,7 +192,7 @@ class MaskedModel:
         )
 
     def log_probabilities(self, texts: Sequence[str], rows: int) -> np.ndarray:
-        """Returns each text's pseudo-log-likelihood, float64, in nats: each token masked in turn.
+        """Returns each text's pseudo-log-likelihood, float64, in nats: one token masked at a time.
 
         Args:
             texts: the texts.

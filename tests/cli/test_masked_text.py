@@ -283,7 +283,7 @@ def test_commands(
     numbers = tmp_path / "out.json"
     assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
     out = capsys.readouterr().out
-    assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
+    assert "8 tokens of the first 9 (--max-tokens), one masked at a time" in out
     lost = f"{100 * 3 / len(TEXT):.2f}%"
     assert f"excludes 1 unknown tokens; the tokenizer loses {lost} of the characters" in out
     content = json.loads(numbers.read_text())

@@ -114,7 +114,7 @@ def test_transformers_loads_exported_models(
 
 @pytest.mark.parametrize("family", MODELS)
 def test_pseudo_log_likelihoods_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """As `evaluate` sums them for BLiMP: each token masked in turn."""
+    """As `evaluate` sums them for BLiMP: one token masked at a time."""
     export(tmp_path, "wordpiece", family)
     loaded, own = (
         transformers.AutoModelForMaskedLM.from_pretrained(tmp_path),
