@@ -1,5 +1,6 @@
 """Notices of providers: of a service on loopback with the rules of theirs, and of a file."""
 
+import collections
 import contextlib
 import http.server
 import threading
@@ -22,10 +23,12 @@ class Service:
     Attributes:
         notice: whether the machine is being taken back.
         broken: whether every answer is an error.
+        answers: how many questions were answered with each status.
     """
 
     def __init__(self) -> None:
         self.notice = self.broken = False
+        self.answers: collections.Counter[int] = collections.Counter()
         service = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -54,6 +57,7 @@ class Service:
                 self.send_response(code)
                 self.end_headers()
                 self.wfile.write(text.encode())
+                service.answers[code] += 1
 
             def log_message(self, *arguments: object) -> None:
                 """Prints nothing."""
@@ -98,10 +102,12 @@ def test_a_notice_stops_the_run_once(
 ) -> None:
     stops: list[str] = []
     with leave_notice.heard(source, lambda: stops.append(source), service.env):
-        time.sleep(0.1)
+        before = service.answers.total()
+        assert waited(lambda: service.answers.total() >= before + 3)
         assert not stops
         service.broken = True  # for a moment, without a notice
-        time.sleep(0.1)
+        assert waited(lambda: service.answers[500] >= 3)
+        assert not stops
         service.broken, service.notice = False, True
         assert waited(lambda: bool(stops))
     assert stops == [source]
