@@ -173,8 +173,8 @@ class Planes:
         position: CropPosition,
     ) -> None:
         high, wide = plane_size
-        self._luma_Thw = np.zeros((frames, high, wide), np.uint8)
-        self._chroma_T2hw = np.zeros((frames, 2, high // 2, wide // 2), np.uint8)
+        self._luma_Thw = np.empty((frames, high, wide), np.uint8)
+        self._chroma_T2hw = np.empty((frames, 2, high // 2, wide // 2), np.uint8)
         self._mirror = position.mirror
         stored = (look.width, look.height)
         self._crop = crop_of(stored, look.pixel_aspect, width / height, position)
@@ -193,6 +193,7 @@ class Planes:
             rows_hw = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
             high, wide = self._high // part, self._wide // part
             out_hw[:high, :wide] = rows_hw[top // part :][:high, left // part :][:, :wide]
+            out_hw[high:] = out_hw[:high, wide:] = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of the example, as :func:`jaxtrain.ops.yuv.to_rgb` expects them."""

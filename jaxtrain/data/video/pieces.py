@@ -362,7 +362,7 @@ def read(
             prepare_decoder(stream)
             assert stream.average_rate is not None
             assert stream.time_base is not None
-            tick = 1 / (stream.average_rate * stream.time_base)
+            tick = float(1 / (stream.average_rate * stream.time_base))  # a Fraction is slow
             container.seek(round(numbers[0] * tick), stream=stream)
             for frame in container.decode(stream):
                 number = round((frame.pts or 0) / tick)
