@@ -8,6 +8,7 @@ Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space,
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -128,6 +129,8 @@ def load(
     Raises:
         InputError: no teacher there, or it does not support these arguments.
     """
+    if scaling is not None and not (math.isfinite(scaling) and scaling):
+        raise InputError(f"--teacher-scaling {scaling:g}: use a finite factor other than 0")
     path = hub.local(spec).absolute()
     if not path.exists() and not pointer.is_checkpoint(path):
         raise InputError(

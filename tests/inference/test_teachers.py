@@ -64,6 +64,12 @@ def test_the_name_depends_on_encoder_and_scaling(made: tuple[Path, Any], tmp_pat
     assert len({name, _load(copy).name, _load(path, scaling=2.0).name}) == 3
 
 
+@pytest.mark.parametrize("scaling", [0.0, float("nan"), float("inf")])
+def test_a_factor_that_cannot_be_undone_is_refused(made: tuple[Path, Any], scaling: float) -> None:
+    with pytest.raises(InputError, match=r"--teacher-scaling .*: use a finite factor other than 0"):
+        _load(made[0], scaling=scaling)
+
+
 def test_loss_settings_do_not_change_a_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
     params = weights.load(made[0]).params
     model = dataclasses.replace(MODEL, perceptual=None, teacher=video_ae.Teacher(), remat="block")
