@@ -3,13 +3,15 @@
 import collections
 import contextlib
 import http.server
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from program import TINY_MLM, losses, started, wait_for, write_corpus
+from program import TINY_MLM, losses, started, train, wait_for, write_corpus
 
 from jaxtrain.distributed import leave_notice
 from jaxtrain.errors import InputError
@@ -136,6 +138,50 @@ def test_a_machine_without_the_service_is_refused(service: Service) -> None:
             pass
     with leave_notice.heard(None, lambda: None, {}):
         pass
+
+
+def test_a_notice_shorter_than_a_save_costs_the_steps_since_the_last(
+    tmp_path: Path, service: Service
+) -> None:
+    """The machine is gone while the run saves: it continues from the checkpoint before."""
+    write_corpus(tmp_path)
+    arguments = [*TINY_MLM, *("--data.path", "corpus", "--output-dir", "run", "--resume", "latest")]
+    arguments += ["--loop.eval_every", "None", "--checkpoint.every", 25]
+    checkpoints = tmp_path / "run/checkpoints"
+
+    def begun() -> int:
+        names = [folder.name for folder in checkpoints.glob("files/*")]
+        return max((int(name.partition("-")[0]) for name in names), default=0)
+
+    def complete() -> int:
+        return max((int(record.stem) for record in checkpoints.glob("[0-9]*.json")), default=0)
+
+    def stopped_in_a_save(process: subprocess.Popen[str]) -> bool:
+        if begun() > complete():
+            process.send_signal(signal.SIGSTOP)
+            if begun() > complete():
+                return True
+            process.send_signal(signal.SIGCONT)
+        return False
+
+    forever = ("--loop.steps", 10**6, "--loop.leave_notice", "aws")
+    while begun() <= complete():  # again if a save was too short to be seen
+        service.notice, before = False, complete()
+        process = started(tmp_path, *arguments, *forever, **service.env)
+        wait_for(lambda before=before: complete() > before, process)
+        service.notice = True
+        while process.poll() is None and not stopped_in_a_save(process):
+            pass
+        process.kill()
+        process.communicate()
+    cut_off, last = begun(), complete()
+    assert last < cut_off
+    recorded = max(losses(tmp_path / "run"))
+    service.notice = False
+    output = train(tmp_path, *arguments, "--loop.steps", cut_off + 5)
+    assert f"step {last} of {cut_off + 5}, " in output
+    assert recorded > last
+    assert sorted(losses(tmp_path / "run")) == list(range(1, cut_off + 6))
 
 
 @pytest.mark.long
