@@ -98,7 +98,7 @@ def _start(
     gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
-    # Before it connects: the other processes wait for a machine that will be replaced, not in a step.
+    # Before it connects, so that no other process is inside a step with a machine that leaves.
     with leave_notice.heard(run.loop.leave_notice, lambda: signals.request("SIGTERM")):
         process_group.connect(os.environ, flags.simulate_devices)
         return _connected(run, flags, signals, quiet=quiet)
