@@ -162,20 +162,6 @@ def peak_flops(run: RecordedRun) -> float | None:
     return peak * count if peak and count else None
 
 
-def seconds_at_the_peaks(run: RecordedRun) -> float | None:
-    """Returns the time of a step in which each device reaches its datasheet's peaks.
-
-    The slower of the model's FLOPs and of the bytes that the compiled instructions move; None
-    without both peaks.
-    """
-    compiled, peak = run.last("compiled"), peak_flops(run)
-    moved, bandwidth = compiled.get("moved_bytes"), compiled.get("bandwidth")
-    flops = compiled.get("flops_per_step")
-    if not (peak and moved and bandwidth and flops):
-        return None
-    return float(max(flops / peak, moved / bandwidth))
-
-
 def tokens_per_example(run: RecordedRun) -> int | None:
     """Returns tokens per example, from the two rates; None for a model that counts no tokens."""
     tokens = typical(series(run, "train/tokens_per_second"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtrain import config
-from jaxtrain.reporting import facts, times
+from jaxtrain.reporting import facts, planned, times
 from jaxtrain.reporting.markup import Html, element, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.telemetry import formats
@@ -107,7 +107,7 @@ def head(runs: Sequence[RecordedRun]) -> Html:
     problems = [
         element("li", element("b", f"{run.label}: ") if len(runs) > 1 else "", line)
         for run in runs
-        for line in run.problems
+        for line in (*run.problems, *planned.deviations(run))
     ]
     if problems:
         parts.append(element("ul", *problems, class_="hint"))
