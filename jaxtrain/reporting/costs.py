@@ -49,13 +49,14 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
         rows.append((joined([swatch, name, element("small", meaning)]), cell(name)))
     rows.append((element("b", "total"), total))
     bars = [
-        element("div", named(runs, index), bar(account))
+        element("div", named(runs, index), _all_starts(runs[index], account), bar(account))
         for index, account in enumerate(accounts.values())
         if account
     ]
-    bars += [element("div", *_starts(run, bar)) for run in runs]
+    several = len(runs) > 1
+    bars += [element("div", *_starts(run, f"{run.label}, " * several, bar)) for run in runs]
     notes = [
-        element("p", f"{label if len(runs) > 1 else 'The run'}: {line}", class_="note")
+        element("p", f"{label if several else 'The run'}: {line}", class_="note")
         for label, account in accounts.items()
         if account
         for line in _notes(account)
@@ -69,7 +70,16 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
     )
 
 
-def _starts(run: RecordedRun, bar: Callable[[times.Account, float], Html]) -> Iterator[Html]:
+def _all_starts(run: RecordedRun, account: times.Account) -> Html:
+    if len(run.starts) < 2:
+        return Html("")
+    total = formats.seconds(account.total_s)
+    return element("p", f"all {len(run.starts)} starts: {total}", class_="note")
+
+
+def _starts(
+    run: RecordedRun, label: str, bar: Callable[[times.Account, float], Html]
+) -> Iterator[Html]:
     """Yields a bar for each of the newest starts of a run that was started several times."""
     starts = list(enumerate(times.by_start(run.history), 1))
     longest = max((account.total_s for _, (_, account) in starts), default=0.0)
@@ -78,12 +88,11 @@ def _starts(run: RecordedRun, bar: Callable[[times.Account, float], Html]) -> It
     if len(starts) > _STARTS:
         yield element("p", f"The newest {_STARTS} of {len(starts)} starts.", class_="note")
     for number, (attempt, account) in starts[-_STARTS:]:
-        step, end = attempt.start.get("step", 0), attempt.end
-        how = "killed, or still running" if end is None else end.get("why") or "ended"
         words = (
-            f"{run.label}, start {number} from step {step:,}: {formats.seconds(account.total_s)}"
+            f"{label}start {number} from step {attempt.start['step']:,}: "
+            f"{formats.seconds(account.total_s)}; {facts.how_ended(run, attempt)}"
         )
-        yield element("p", f"{words}; {how}", class_="note")
+        yield element("p", words, class_="note")
         yield bar(account, longest)
 
 

@@ -61,6 +61,15 @@ def ending(run: RecordedRun) -> Ending:
     return Ending(words.get(code, "failed"), why.removeprefix("done: ") or f"exit code {code}")
 
 
+def how_ended(run: RecordedRun, attempt: times.Attempt) -> str:
+    """Describes how a start of the run ended, or that it is running."""
+    end = attempt.end
+    if end is not None:
+        return f"{end.get('why') or ''} (code {end.get('code')})".strip()
+    is_newest = attempt.events[-1] is run.history[-1]
+    return "running" if run.active_process and is_newest else "killed: no end was recorded"
+
+
 def steps_done(run: RecordedRun) -> int | None:
     """Returns the completed steps; None if unknown."""
     if run.history:

@@ -78,7 +78,8 @@ def test_one_run(tmp_path: Path) -> None:
         "Set on the command line optim.peak_lr 0.01",
         "driver 570.1",
         "killed: no end was recorded",
-        "start 1 from step 0: 1m40s; killed, or still running",
+        "all 2 starts: 3m20s start 1 from step 0: 1m40s; killed: no end was recorded",
+        "start 2 from step 40: 1m40s; done: 100 of 100 steps (code 0)",
         "optim.peak_lr: 0.01 -> 0.02",
     ):
         assert expected in text
