@@ -167,6 +167,7 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
         peak = facts.peak_flops(run)
         return peak and formats.large(peak, "FLOP/s")
 
+    waited = middle("data_wait_fraction")
     found = {run.label: planned.compared(run) for run in runs}
 
     def beside_plan(name: str) -> Cell:
@@ -180,18 +181,15 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
 
         return of
 
-    rows = [
+    rows: list[tuple[object, Cell]] = [
         ("steps per second", middle("steps_per_second", best=True)),
         ("examples per second", middle("samples_per_second", best=True)),
         ("tokens per second", middle("tokens_per_second", best=True)),
         ("model FLOP/s, all devices", flops),
         ("datasheet, dense bf16, all devices", datasheet),
         ("MFU: model / datasheet FLOP/s", middle("mfu")),
-        ("data wait", middle("data_wait_fraction")),
-        *(
-            (f"{name}, beside its plan", beside_plan(name))
-            for name in (planned.STEP, planned.WAIT, planned.HOURS)
-        ),
+        (planned.WAIT, lambda run: beside_plan(planned.WAIT)(run) or waited(run)),
+        *((name, beside_plan(name)) for name in (planned.STEP, planned.HOURS)),
     ]
     note = (
         "Measured between log lines, without validations and saves; medians over the run. Model "

@@ -24,7 +24,7 @@ _REASONS = {  # for more than was planned, and for less
         "faster kernels than assumed (jaxtrain bench --efficiency measures them for plan)",
     ),
     WAIT: ("a slow disk, or too few cores (jaxtrain doctor measures the input)", "faster input"),
-    HOURS: ("the time of a step", "the time of a step"),
+    HOURS: ("slower steps", "faster steps"),
 }
 _LOST = {
     times.REPEATED: "steps repeated after restarts (a smaller checkpoint.every repeats fewer)",

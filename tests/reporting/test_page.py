@@ -72,7 +72,7 @@ def test_one_run(tmp_path: Path) -> None:
         "fullest device 11.0 GiB",
         "model FLOP/s, all devices 2 TFLOP/s",
         "dense bf16, all devices 3.956 PFLOP/s",
-        "a step without data wait, beside its plan 0.95 s planned 0.9 s to 1.1 s",
+        "data wait 5.0% planned 0.0% a step without data wait 0.95 s planned 0.9 s to 1.1 s",
         "reconstruction after step 100",
         "step 100 <b>bold</b>",
         "Set on the command line optim.peak_lr 0.01",

@@ -129,7 +129,7 @@ def _divided(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("repeated", "wait", "took", "reason"),
-    [(400, 0.0, 1.0, "repeated"), (0, 0.5, 2.0, "waits for data"), (0, 0.0, 2.0, "of a step")],
+    [(400, 0.0, 1.0, "repeated"), (0, 0.5, 2.0, "waits for data"), (0, 0.0, 2.0, "slower steps")],
 )
 def test_the_time_of_all_steps_names_what_is_most_of_the_excess(
     tmp_path: Path, repeated: int, wait: float, took: float, reason: str
@@ -155,7 +155,7 @@ def test_a_run_recorded_without_a_plan_has_none(tmp_path: Path, plan: dict[str, 
     run = read(tmp_path, attempt(BEGAN, 0, 900, took=9.0, plan=plan), records(BEGAN, 0, 900))
     assert planned.compared(run) == {}
     assert not lines(run)
-    assert "beside its plan" not in page.page([run])
+    assert "<small> planned" not in page.page([run])
     assert planned.compared(read(tmp_path / "none", [], records(BEGAN, 0, 90))) == {}
 
 
@@ -165,7 +165,7 @@ def test_a_device_without_rates_has_only_planned_memory(tmp_path: Path) -> None:
     assert planned.compared(run) == {planned.MEMORY: ((12.0, 12.0), 12.0, "")}
     text = page.page([run])
     assert "not in plan&#x27;s table of cards, no times are planned" in text
-    assert "beside its plan" not in text
+    assert "<small> planned" not in text
 
 
 def test_hours_need_a_plan_of_every_step_that_counts(tmp_path: Path) -> None:
