@@ -1,4 +1,4 @@
-"""Compares what a run took with what ``plan`` said about the program and devices of its starts.
+"""Compares what a run took with what ``plan`` predicts for the step and devices of its starts.
 
 Without a plan, there is nothing to compare: on a device that is not in the table of cards, or in a
 run that was recorded before there was one.

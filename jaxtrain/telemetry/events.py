@@ -211,7 +211,7 @@ class StepCompiled:
         params: number of trainable parameters.
         code: digest of the source files.
         data: digest of both splits.
-        planned: what ``plan`` says (:func:`jaxtrain.training.planned.planned`).
+        planned: what ``plan`` says (:func:`jaxtrain.training.diagnosis.planned.planned`).
     """
 
     step: int

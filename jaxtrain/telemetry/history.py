@@ -6,7 +6,7 @@ time):
 
 - ``start``: config, arguments, versions, hardware, and the checkpoint that it resumes from.
   ``total`` is null if the run ended before its length was known.
-- ``compiled``: what ``plan`` says about the training step on these devices: memory
+- ``compiled``: the prediction of ``plan`` for the training step on these devices: memory
   (``planned_gib``), and the least and the most seconds to compute it (``planned_step_s``) and to
   load its batch (``planned_input_s``), null for devices that are not in the table of cards; FLOPs
   that the model needs, and digests of the source files and of the data.

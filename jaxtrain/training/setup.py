@@ -46,8 +46,15 @@ from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
-from jaxtrain.training import planned, preflight, run_directory, run_summary
-from jaxtrain.training.diagnosis import bad_step, model_check, out_of_memory, profiler, replay
+from jaxtrain.training import preflight, run_directory, run_summary
+from jaxtrain.training.diagnosis import (
+    bad_step,
+    model_check,
+    out_of_memory,
+    planned,
+    profiler,
+    replay,
+)
 from jaxtrain.training.diagnosis.canaries import Canaries
 from jaxtrain.training.diagnosis.nan_origin import checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source

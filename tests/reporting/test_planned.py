@@ -84,7 +84,7 @@ def test_a_quarter_beyond_the_plan_is_a_line(
     assert set(lines(run)) == set(deviating)
 
 
-def test_planned_waits_are_no_deviation(tmp_path: Path) -> None:
+def test_planned_waits_do_not_deviate(tmp_path: Path) -> None:
     plan = PLAN | {"planned_input_s": [2.0, 4.0]}
     run = read(
         tmp_path,

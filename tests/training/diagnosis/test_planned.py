@@ -11,7 +11,7 @@ from jaxtrain.data import input_rate
 from jaxtrain.jobs import limits
 from jaxtrain.planning import planner
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.training import planned
+from jaxtrain.training.diagnosis import planned
 from jaxtrain.xla import cards
 
 H100 = types.SimpleNamespace(platform="gpu", device_kind=cards.CARDS["h100"].name)

@@ -1,6 +1,6 @@
-"""What ``plan`` says about the compiled step of a run that starts, on the devices that it has.
+"""Predicts the compiled step of a run as ``plan`` does, for the devices that the run has.
 
-Reports show it beside what was measured (:mod:`jaxtrain.reporting.planned`).
+Reports compare that with measurements (:mod:`jaxtrain.reporting.planned`).
 """
 
 import math
@@ -21,7 +21,7 @@ from jaxtrain.xla.step_time import step_time
 
 
 def cost(setup: StepSetup, traced: jax.stages.Traced, compiled: jax.stages.Compiled) -> StepCost:
-    """Returns what the step costs, on GPUs with its communication if that can be read."""
+    """Reads the cost of the step, on GPUs with its communication if that can be read."""
     if jax.devices()[0].platform == "gpu":
         try:
             return setup.cost(traced, compiled, _per_node())
@@ -31,12 +31,12 @@ def cost(setup: StepSetup, traced: jax.stages.Traced, compiled: jax.stages.Compi
 
 
 def planned(run: config.Run, step: StepCost, state_bytes: float, device: Any) -> dict[str, Any]:
-    """Predicts what a device needs for a step.
+    """Predicts memory and time of a step.
 
     Args:
         run: the config.
         step: of the compiled program.
-        state_bytes: of a device.
+        state_bytes: bytes of the state per device.
         device: any of the run's.
 
     Returns:
