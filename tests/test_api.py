@@ -21,9 +21,9 @@ from models import small_autoencoder
 import jaxtrain
 from jaxtrain import comparison
 from jaxtrain.config import invocation
+from jaxtrain.data.input_rate import Host
 from jaxtrain.data.video import reading
 from jaxtrain.planning import planner
-from jaxtrain.planning.input_rate import Host
 from jaxtrain.reporting.result import TrainResult
 
 TINY_GPT = {

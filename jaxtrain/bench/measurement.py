@@ -28,7 +28,6 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
 from jaxtrain.ops import cpu
-from jaxtrain.planning import prediction
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import save_policy, setup, step_setup
@@ -36,7 +35,7 @@ from jaxtrain.training.diagnosis import profiler
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import State, saved_part
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla import cards, gpu_memory, options
+from jaxtrain.xla import cards, gpu_memory, options, step_time
 from jaxtrain.xla.step_cost import StepCost
 from jaxtrain.xla.subprocess_worker import Send
 
@@ -353,7 +352,7 @@ def _of_plan(session: _Session, step_s: float) -> Rows:
         rows["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     card = cards.of_device(kind)
     if card is not None:
-        time = prediction.step_time(session.cost, card, session.built.run.precision)
+        time = step_time.step_time(session.cost, card, session.built.run.precision)
         rows["synthetic/step_at_peaks"] = max(time.arithmetic, time.memory)
         rows["synthetic/serial_bound"] = time.serial
         rows["synthetic/of_serial_bound"] = time.serial / step_s

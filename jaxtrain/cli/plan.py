@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxtrain import terminal
 from jaxtrain.cli import commands
-from jaxtrain.planning import input_rate, report, spot
+from jaxtrain.data import input_rate
+from jaxtrain.planning import report, spot
 from jaxtrain.planning.planner import Plan, Planner, check_numbers
 from jaxtrain.storage import atomic
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm

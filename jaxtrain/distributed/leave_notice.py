@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,9 @@ def heard(
 ) -> Iterator[None]:
     """Asks for a notice every two seconds, in a thread; calls ``stop`` at the first one.
 
-    Every process asks about its own machine: in a run of several, any of them may be taken.
+    Every process asks about its own machine: in a run of several, any of them may be taken. While
+    a notice already stands, the main thread waits before anything else: a start that ended again
+    would use up the launcher's restarts. A stop signal ends the wait, as does the machine's end.
 
     Args:
         source: ``loop.leave_notice``: "aws", "gce", or the path of a file that appears; None
@@ -62,10 +65,19 @@ def heard(
             "of this provider, or hides its metadata; use --loop.leave_notice None, or the path of "
             "a file"
         ) from None
+    if notice:
+        terminal.warn(
+            f"this machine will be taken back ({ask}: {notice}): the run does not start before the "
+            "notice is gone"
+        )
+    while notice:
+        time.sleep(_EVERY_S)
+        with contextlib.suppress(OSError):
+            notice = ask()
     over = threading.Event()
 
     def listen() -> None:
-        heard, silent = notice, False
+        heard, silent = "", False
         while not heard and not over.wait(_EVERY_S):
             try:
                 heard, silent = ask(), False

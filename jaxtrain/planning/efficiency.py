@@ -23,7 +23,7 @@ class Efficiency:
         config: its name and overrides, as typed.
         jax: the version of jax.
         of_serial_bound: seconds of the step's serial bound
-            (:func:`jaxtrain.planning.prediction.serial_bound`), divided by the median of the
+            (:func:`jaxtrain.xla.step_time.serial_bound`), divided by the median of the
             measured ones.
     """
 

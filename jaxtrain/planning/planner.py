@@ -15,18 +15,18 @@ from typing import Any
 from jaxtrain import config, terminal, versions
 from jaxtrain.config import Mesh, field_values, invocation, overrides
 from jaxtrain.config.mesh_fit import fit_mesh
+from jaxtrain.data import input_rate
 from jaxtrain.data.contract import DataConfig, Estimate
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.planning import (
     compilation,
     efficiency,
     fit,
-    input_rate,
     prediction,
     shipped,
 )
 from jaxtrain.storage import addresses
-from jaxtrain.xla import cards, platform, subprocess_worker
+from jaxtrain.xla import cards, platform, step_time, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 _GPUS_PER_NODE = 8
@@ -80,7 +80,7 @@ class Plan:
     step: compilation.CompiledStep
     memory: prediction.Memory
     arithmetic_s: float
-    time: prediction.StepTime
+    time: step_time.StepTime
     bound: str
     input: input_rate.Input
     run: prediction.RunTime
@@ -137,7 +137,7 @@ def make_plan(
     """
     devices = run.mesh.devices
     nodes = -(-devices // gpus_per_node)
-    time = prediction.step_time(step.cost, card, run.precision, efficiency)
+    time = step_time.step_time(step.cost, card, run.precision, efficiency)
     given = input_rate.predict(
         run,
         min(devices, gpus_per_node),
@@ -159,7 +159,7 @@ def make_plan(
         nodes=nodes,
         step=step,
         memory=prediction.memory(step, card, gpus_per_node),
-        arithmetic_s=prediction.arithmetic(step.cost, card, run.precision),
+        arithmetic_s=step_time.arithmetic(step.cost, card, run.precision),
         time=time,
         bound=bound,
         input=given,

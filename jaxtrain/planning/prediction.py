@@ -1,49 +1,21 @@
 """Predicts the memory, time, and cost of a run from its compiled step. Pure arithmetic.
 
-The kernels of a step run one after another, so its time has a serial bound: the sum over its
-instructions of the time of their arithmetic or of their memory traffic, whichever is more. A step
-reaches a fraction of that bound: a range that is assumed, or that around a measured fraction
-(:mod:`jaxtrain.planning.efficiency`). Communication that overlaps other work costs nothing in
-the best case, and its full time in the worst.
+:mod:`jaxtrain.xla.step_time` predicts the time of a step.
 """
 
 import dataclasses
 from collections.abc import Iterable
 
-import numpy as np
-
 from jaxtrain import config
 from jaxtrain.config.gates import Gate
 from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
+from jaxtrain.data.input_rate import Input
 from jaxtrain.planning.compilation import CompiledStep
-from jaxtrain.planning.input_rate import Input
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.cards import Card
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
-from jaxtrain.xla.step_cost import StepCost, Traffic
-
-Range = tuple[float, float]
-"""In the best and in the worst case."""
-
-# Fractions of the datasheet's peaks that kernels reach: measured on one H100 (benchmarks/LOG.md),
-# and assumed for other cards.
-MATMULS = 0.704
-"""A large matmul in bfloat16: 696 of 989 TFLOP/s. Convolutions are assumed to reach it, too."""
-BANDWIDTH = 0.887
-"""A large copy: 2.97 of 3.35 TB/s."""
-ATTENTION = {0: 0.0, 64: 0.253, 128: 0.359}
-"""cuDNN's attention, by channels of a head, without what a causal mask hides: 250 TFLOP/s over 512
-tokens (0.361 ms forward and backward for 32 sequences of BERT base), 355 over 2,048 (24.4 ms in a
-step of a GPT). Others are interpolated."""
-
-EFFICIENCY = (0.74, 1.01)
-"""The least and the largest fraction of the serial bound without a measurement. On one H100, the
-video autoencoder reached 74% (a bound of 107.4 ms, 144.7 measured), BERT base 91% (50.6, 55.3) and
-a GPT of depth 12 101% (146.7, 144.9) (benchmarks/RESULTS.md). Other models and cards have not been
-measured."""
-ERROR = 0.15
-"""Factor, less one, by which a time from a measured efficiency is uncertain in both directions: as
-much as an assumed one, because the run may have another batch or model than the measured step."""
+from jaxtrain.xla.step_cost import CUDNN
+from jaxtrain.xla.step_time import Range, StepTime
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
@@ -58,8 +30,6 @@ CONTEXT = 0.7 * GIB
 """CUDA's context, the libraries' kernels, the compiled program."""
 NCCL = {"one device": 0.0, "one node": 0.5 * GIB, "several nodes": 1.0 * GIB}
 """NCCL's buffers and channels."""
-CUDNN = 0.5 * GIB
-"""Convolution workspaces. cuDNN chooses its algorithms on the GPU when the program starts."""
 
 HOUR_S = 3600.0
 START_S = 60.0
@@ -101,35 +71,6 @@ class Memory:
     spare: float
     outside: dict[str, float]
     total: float
-
-
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-    """Predicted seconds per step, without waiting for input.
-
-    Attributes:
-        arithmetic: all matmuls and convolutions at the card's matmul peak.
-        memory: bytes read and written by instructions, at the memory-bandwidth peak.
-        serial: the serial bound (:func:`serial_bound`).
-        communication: all collectives at the stated link rates.
-        hidden: the part of ``communication`` that overlaps other work.
-        best: at the largest fraction of the serial bound, while the hidden communication runs.
-        worst: no communication is hidden and the rest reaches the least fraction.
-        bound: the slowest of arithmetic, memory, and communication.
-        efficiency: the least and the largest fraction of the serial bound.
-        measured: the fraction that was measured; None if the range is assumed.
-    """
-
-    arithmetic: float
-    memory: float
-    serial: float
-    communication: float
-    hidden: float
-    best: float
-    worst: float
-    bound: str
-    efficiency: tuple[float, float]
-    measured: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,79 +121,6 @@ def memory(step: CompiledStep, card: Card, gpus_per_node: int) -> Memory:
     capacity = min(MEMORY_FRACTION * (card.memory - DRIVER), left)
     needed = sum(rows.values())
     return Memory(rows, needed, capacity, capacity - needed, outside, float(card.memory))
-
-
-def arithmetic(cost: StepCost, card: Card, precision: str) -> float:
-    """Predicts the seconds that a step's matmuls and convolutions take at the matmul peak.
-
-    Float32 matmuls run as TF32, at half the rate [D].
-    """
-    return cost.flops / cost.devices / (card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5))
-
-
-def serial_bound(cost: StepCost, card: Card, precision: str) -> float:
-    """Predicts the fewest seconds of a device's step whose instructions run one after another.
-
-    Each takes the time of its arithmetic or that of its memory traffic, whichever is more, at the
-    rates that large kernels reach (:data:`MATMULS`, :data:`BANDWIDTH`, :data:`ATTENTION`).
-    """
-    peak = card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5)
-    attention = np.interp(
-        [row.head_width for row in cost.work], [*ATTENTION], [*ATTENTION.values()]
-    )
-    return sum(
-        row.count
-        * max(
-            row.flops / (peak * (float(fraction) if row.head_width else MATMULS)),
-            row.moved_bytes / (card.memory_rate * BANDWIDTH),
-        )
-        for row, fraction in zip(cost.work, attention, strict=True)
-    )
-
-
-def step_time(
-    cost: StepCost, card: Card, precision: str, efficiency: float | None = None
-) -> StepTime:
-    """Predicts the time of a step.
-
-    Args:
-        cost: of the step; without communication if it was not read.
-        card: the card planned for.
-        precision: of the computation.
-        efficiency: measured on this card; None assumes :data:`EFFICIENCY`.
-    """
-    times = {
-        "arithmetic": arithmetic(cost, card, precision),
-        "memory": cost.moved_bytes / card.memory_rate,
-        "communication": sum(seconds(row, card) for row in cost.traffic or ()),
-    }
-    hidden = sum(row.overlapped * seconds(row, card) for row in cost.traffic or ())
-    serial = serial_bound(cost, card, precision)
-    least, most = EFFICIENCY
-    if efficiency is not None:
-        least, most = efficiency / (1 + ERROR), efficiency * (1 + ERROR)
-    return StepTime(
-        **times,
-        serial=serial,
-        hidden=hidden,
-        best=max(serial / most, hidden) + times["communication"] - hidden,
-        worst=serial / least + times["communication"],
-        bound=max(times, key=lambda name: times[name]),
-        efficiency=(least, most),
-        measured=efficiency,
-    )
-
-
-def seconds(row: Traffic, card: Card) -> float:
-    """Predicts the seconds of collectives at the rate of the slower of a GPU's links.
-
-    If a group across nodes has several GPUs in a node, their adapters share the traffic between
-    nodes: NCCL builds as many rings.
-    """
-    rate = card.link_rate
-    if row.crosses_nodes:
-        rate = min(rate, card.node_rate * row.gpus_of_node)
-    return row.wire_bytes / rate
 
 
 def preparation_s(preparation: Iterable[Estimate], cores: int) -> float:

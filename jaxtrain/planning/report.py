@@ -5,15 +5,16 @@ import textwrap
 from collections.abc import Sequence
 
 from jaxtrain.data.contract import MOST_PREPARATION_S
+from jaxtrain.data.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning import prediction
 from jaxtrain.planning.fit import Tried
-from jaxtrain.planning.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning.planner import Plan
-from jaxtrain.planning.prediction import ERROR, HOUR_S, Range, seconds
+from jaxtrain.planning.prediction import HOUR_S
 from jaxtrain.planning.spot import REPLACE_S, Spot
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
+from jaxtrain.xla.step_time import ERROR, Range, seconds
 
 _WIDTH = 80
 _TEMPORARIES = 3

@@ -17,7 +17,8 @@ import math
 from jaxtrain.errors import InputError
 from jaxtrain.planning import prediction
 from jaxtrain.planning.planner import Plan
-from jaxtrain.planning.prediction import HOUR_S, Range
+from jaxtrain.planning.prediction import HOUR_S
+from jaxtrain.xla.step_time import Range
 
 DAY_S = 24 * HOUR_S
 REPLACE_S = 300.0

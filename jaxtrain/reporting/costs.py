@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxtrain.config.metrics import METRICS
-from jaxtrain.reporting import facts, times
+from jaxtrain.reporting import facts, planned, times
 from jaxtrain.reporting.markup import Html, element, joined
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.reporting.sections import Cell, named, section, side_by_side
+from jaxtrain.reporting.sections import NOTHING, Cell, named, section, side_by_side
 from jaxtrain.telemetry import formats
 
 _STARTS = 20  # bars of a run; a run that failed again and again may have hundreds
@@ -49,13 +49,14 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
         rows.append((joined([swatch, name, element("small", meaning)]), cell(name)))
     rows.append((element("b", "total"), total))
     bars = [
-        element("div", named(runs, index), bar(account))
+        element("div", named(runs, index), _all_starts(runs[index], account), bar(account))
         for index, account in enumerate(accounts.values())
         if account
     ]
-    bars += [element("div", *_starts(run, bar)) for run in runs]
+    several = len(runs) > 1
+    bars += [element("div", *_starts(run, f"{run.label}, " * several, bar)) for run in runs]
     notes = [
-        element("p", f"{label if len(runs) > 1 else 'The run'}: {line}", class_="note")
+        element("p", f"{label if several else 'The run'}: {line}", class_="note")
         for label, account in accounts.items()
         if account
         for line in _notes(account)
@@ -69,7 +70,16 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
     )
 
 
-def _starts(run: RecordedRun, bar: Callable[[times.Account, float], Html]) -> Iterator[Html]:
+def _all_starts(run: RecordedRun, account: times.Account) -> Html:
+    if len(run.starts) < 2:
+        return Html("")
+    total = formats.seconds(account.total_s)
+    return element("p", f"all {len(run.starts)} starts: {total}", class_="note")
+
+
+def _starts(
+    run: RecordedRun, label: str, bar: Callable[[times.Account, float], Html]
+) -> Iterator[Html]:
     """Yields a bar for each of the newest starts of a run that was started several times."""
     starts = list(enumerate(times.by_start(run.history), 1))
     longest = max((account.total_s for _, (_, account) in starts), default=0.0)
@@ -78,12 +88,11 @@ def _starts(run: RecordedRun, bar: Callable[[times.Account, float], Html]) -> It
     if len(starts) > _STARTS:
         yield element("p", f"The newest {_STARTS} of {len(starts)} starts.", class_="note")
     for number, (attempt, account) in starts[-_STARTS:]:
-        step, end = attempt.start.get("step", 0), attempt.end
-        how = "killed, or still running" if end is None else end.get("why") or "ended"
         words = (
-            f"{run.label}, start {number} from step {step:,}: {formats.seconds(account.total_s)}"
+            f"{label}start {number} from step {attempt.start['step']:,}: "
+            f"{formats.seconds(account.total_s)}; {facts.how_ended(run, attempt)}"
         )
-        yield element("p", f"{words}; {how}", class_="note")
+        yield element("p", words, class_="note")
         yield bar(account, longest)
 
 
@@ -103,7 +112,7 @@ def _notes(account: times.Account) -> Iterator[str]:
 def memory(runs: Sequence[RecordedRun]) -> Html:
     """Compares planned with measured memory."""
 
-    def planned(name: str) -> Cell:
+    def compiled(name: str) -> Cell:
         return lambda run: _gib(run.last("compiled").get(name))
 
     def peak(name: str) -> Cell:
@@ -120,12 +129,15 @@ def memory(runs: Sequence[RecordedRun]) -> Html:
     else:
         measured = "Measured: memory that the runtime has allocated."
     rows = [
-        ("planned, per device", planned("planned_gib")),
-        ("of which parameters, optimizer state, and the like", planned("state_gib")),
+        ("planned, per device", compiled("planned_gib")),
+        ("of which parameters, optimizer state, and the like", compiled("state_gib")),
         ("measured peak, on the fullest device", peak(on_devices)),
         *((f"measured peak, {name}", peak(name)) for name in others),
     ]
-    note = f"Planned: what the compiled step needs, as reported by the compiler (XLA). {measured}"
+    note = (
+        "Planned: what the compiled step needs, as reported by the compiler (XLA), and on a GPU "
+        f"what plan assumes for cuDNN. {measured}"
+    )
     return section("Memory", side_by_side(runs, rows), note=note)
 
 
@@ -155,28 +167,30 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
         peak = facts.peak_flops(run)
         return peak and formats.large(peak, "FLOP/s")
 
-    def planned(run: RecordedRun) -> object:
-        seconds = facts.seconds_at_the_peaks(run)
-        return seconds and f"{seconds:.3g}"
+    waited = middle("data_wait_fraction")
+    found = {run.label: planned.compared(run) for run in runs}
 
-    def measured(run: RecordedRun) -> object:
-        rate = facts.typical(facts.series(run, "train/steps_per_second"))
-        return f"{1 / rate:.3g}" if rate else None
+    def beside_plan(name: str) -> Cell:
+        def of(run: RecordedRun) -> object:
+            each = found[run.label].get(name)
+            if each is None:
+                return None
+            measured = NOTHING if each.measured is None else planned.shown(name, each.measured)
+            plan = f" planned {planned.shown(name, *each.planned)}"
+            return joined([measured, element("small", plan)])
 
-    rows = [
+        return of
+
+    rows: list[tuple[object, Cell]] = [
         ("steps per second", middle("steps_per_second", best=True)),
         ("examples per second", middle("samples_per_second", best=True)),
         ("tokens per second", middle("tokens_per_second", best=True)),
         ("model FLOP/s, all devices", flops),
         ("datasheet, dense bf16, all devices", datasheet),
         ("MFU: model / datasheet FLOP/s", middle("mfu")),
-        ("data wait", middle("data_wait_fraction")),
+        (planned.WAIT, lambda run: beside_plan(planned.WAIT)(run) or waited(run)),
+        *((name, beside_plan(name)) for name in (planned.STEP, planned.HOURS)),
     ]
-    if any(map(planned, runs)):
-        rows += [
-            ("seconds per step, planned at the datasheet's peaks", planned),
-            ("seconds per step, measured", measured),
-        ]
     note = (
         "Measured between log lines, without validations and saves; medians over the run. Model "
         "FLOP/s: the model's formula for one step, times the measured steps per second."
@@ -184,4 +198,6 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
     kinds = {run.last("start").get("device_kind") for run in runs if not facts.peak_flops(run)}
     if unknown := ", ".join(sorted(filter(None, kinds))):
         note += f" The datasheet rate of {unknown} is unknown, so there is no MFU."
+    if any(run.last("compiled").get("planned_step_s", True) is None for run in runs):
+        note += " For a device that is not in plan's table of cards, no times are planned."
     return section("Throughput", side_by_side(runs, rows), note=note)

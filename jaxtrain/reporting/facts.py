@@ -61,6 +61,15 @@ def ending(run: RecordedRun) -> Ending:
     return Ending(words.get(code, "failed"), why.removeprefix("done: ") or f"exit code {code}")
 
 
+def how_ended(run: RecordedRun, attempt: times.Attempt) -> str:
+    """Describes how a start of the run ended, or that it is running."""
+    end = attempt.end
+    if end is not None:
+        return f"{end.get('why') or ''} (code {end.get('code')})".strip()
+    is_newest = attempt.events[-1] is run.history[-1]
+    return "running" if run.active_process and is_newest else "killed: no end was recorded"
+
+
 def steps_done(run: RecordedRun) -> int | None:
     """Returns the completed steps; None if unknown."""
     if run.history:
@@ -160,20 +169,6 @@ def peak_flops(run: RecordedRun) -> float | None:
     peak = run.last("compiled").get("peak_flops")
     count = run.last("start").get("devices")
     return peak * count if peak and count else None
-
-
-def seconds_at_the_peaks(run: RecordedRun) -> float | None:
-    """Returns the time of a step in which each device reaches its datasheet's peaks.
-
-    The slower of the model's FLOPs and of the bytes that the compiled instructions move; None
-    without both peaks.
-    """
-    compiled, peak = run.last("compiled"), peak_flops(run)
-    moved, bandwidth = compiled.get("moved_bytes"), compiled.get("bandwidth")
-    flops = compiled.get("flops_per_step")
-    if not (peak and moved and bandwidth and flops):
-        return None
-    return float(max(flops / peak, moved / bandwidth))
 
 
 def tokens_per_example(run: RecordedRun) -> int | None:

@@ -22,7 +22,7 @@ from jaxtrain.telemetry import formats
 NAME = "report.html"
 
 
-def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
+def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> list[RecordedRun]:
     """Writes the page of one run, or of several runs side by side.
 
     Args:
@@ -30,18 +30,20 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
         out: the file, which is replaced atomically.
         own: whether the calling process is the run itself, at its end.
 
+    Returns:
+        The runs as read.
+
     Raises:
         InputError: a record of a run is damaged: it is JSON, but not what a run writes.
         OSError: the file cannot be written.
     """
     labels = run_files.labels(directories)
     try:
-        content = page(
-            [
-                dataclasses.replace(run_files.read(directory, label, own=own), color=color)
-                for color, (directory, label) in enumerate(zip(directories, labels, strict=True))
-            ]
-        )
+        runs = [
+            dataclasses.replace(run_files.read(directory, label, own=own), color=color)
+            for color, (directory, label) in enumerate(zip(directories, labels, strict=True))
+        ]
+        content = page(runs)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         # Run directories are trusted: no record is checked field by field.
         raise InputError(
@@ -51,6 +53,7 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
         ) from error
     # A path on the page may contain bytes that are not UTF-8.
     write_whole(out, content.encode(errors="replace"))
+    return runs
 
 
 def page(runs: Sequence[RecordedRun]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtrain import config
-from jaxtrain.reporting import facts, times
+from jaxtrain.reporting import facts, planned, times
 from jaxtrain.reporting.markup import Html, element, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.telemetry import formats
@@ -107,7 +107,7 @@ def head(runs: Sequence[RecordedRun]) -> Html:
     problems = [
         element("li", element("b", f"{run.label}: ") if len(runs) > 1 else "", line)
         for run in runs
-        for line in run.problems
+        for line in (*run.problems, *planned.deviations(run))
     ]
     if problems:
         parts.append(element("ul", *problems, class_="hint"))
@@ -303,13 +303,6 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
             start = attempt.start
             before = attempts[number - 1].start if number else start
             source = str(start.get("from") or "").removeprefix(f"{run.directory}/")
-            end = attempt.end
-            if end is not None:
-                ending = f"{end.get('why') or ''} (code {end.get('code')})".strip()
-            elif run.active_process and attempt is attempts[-1]:
-                ending = "running"
-            else:
-                ending = "killed: no end was recorded"
             rows.append(
                 [
                     str(number + 1),
@@ -317,7 +310,7 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
                     f"{source} (step {start['step']:,})" if source else "scratch",
                     f"{start['step']:,} → {max(event['step'] for event in attempt.events):,}",
                     formats.seconds(attempt.last - attempt.began),
-                    ending,
+                    facts.how_ended(run, attempt),
                     joined(element("div", line) for line in _changes(before, start)),
                 ]
             )

@@ -73,12 +73,14 @@ class Account:
 
     Attributes:
         seconds: for each of :data:`CATEGORIES`.
+        kept_steps: number of steps that count toward the final model.
         repeated_steps: number of steps that were trained a second time.
         idle_s: time between a start that was not killed or interrupted and the next one, not part
             of the total. Ctrl-C and ``loop.max_hours`` are planned stops, no interruptions.
     """
 
     seconds: Mapping[str, float]
+    kept_steps: int
     repeated_steps: int
     idle_s: float
 
@@ -120,6 +122,7 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
         return None
     return Account(
         seconds={name: math.fsum(each.seconds[name] for each in accounts) for name in CATEGORIES},
+        kept_steps=sum(each.kept_steps for each in accounts),
         repeated_steps=sum(each.repeated_steps for each in accounts),
         idle_s=math.fsum(each.idle_s for each in accounts),
     )
@@ -131,7 +134,7 @@ def by_start(history: Sequence[Mapping[str, Any]]) -> list[tuple[Attempt, Accoun
     accounts = []
     for attempt, following in itertools.zip_longest(starts, starts[1:]):
         seconds = dict.fromkeys(CATEGORIES, 0.0)
-        inside = repeated = idle_s = 0.0
+        inside = kept = repeated = idle_s = 0.0
         first = next((start for start in attempt.events if start["event"] == "phase"), None)
         if first is not None:  # before the first phase: imports, connecting
             before = float(first["time"]) - float(first["seconds"]) - attempt.began
@@ -148,6 +151,7 @@ def by_start(history: Sequence[Mapping[str, Any]]) -> list[tuple[Attempt, Accoun
             steps, lost = _steps(event, kept_up_to[id(event)])
             fraction = lost / steps if steps else 0.0
             waited = min(took, max(0.0, float(event.get("waited_s") or 0.0)))
+            kept += steps - lost
             repeated += lost
             seconds[REPEATED] += took * fraction
             seconds[INPUT] += waited * (1 - fraction)
@@ -158,9 +162,13 @@ def by_start(history: Sequence[Mapping[str, Any]]) -> list[tuple[Attempt, Accoun
             seconds[DOWN] += gap
         else:
             idle_s += gap
-        accounts.append(
-            (attempt, Account(seconds=seconds, repeated_steps=round(repeated), idle_s=idle_s))
+        of_start = Account(
+            seconds=seconds,
+            kept_steps=round(kept),
+            repeated_steps=round(repeated),
+            idle_s=idle_s,
         )
+        accounts.append((attempt, of_start))
     return accounts
 
 

@@ -211,6 +211,7 @@ class StepCompiled:
         params: number of trainable parameters.
         code: digest of the source files.
         data: digest of both splits.
+        planned: what ``plan`` says (:func:`jaxtrain.training.diagnosis.planned.planned`).
     """
 
     step: int
@@ -219,6 +220,7 @@ class StepCompiled:
     params: int
     code: str = ""
     data: str = ""
+    planned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

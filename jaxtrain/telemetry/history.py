@@ -6,8 +6,10 @@ time):
 
 - ``start``: config, arguments, versions, hardware, and the checkpoint that it resumes from.
   ``total`` is null if the run ended before its length was known.
-- ``compiled``: memory of the training step according to the compiler, FLOPs that the model needs,
-  and digests of the source files and of the data.
+- ``compiled``: the prediction of ``plan`` for the training step on these devices: memory
+  (``planned_gib``), and the least and the most seconds to compute it (``planned_step_s``) and to
+  load its batch (``planned_input_s``), null for devices that are not in the table of cards; FLOPs
+  that the model needs, and digests of the source files and of the data.
 - ``phase``: written at the end of each phase, with ``name`` and ``seconds``. The time of a nested
   phase does not count for the outer one, so all phases add up to the time of the run. ``training``
   is split at each logged step; it also has ``from_step`` and the time it waited for data
@@ -110,13 +112,11 @@ def _start(event: Started) -> dict[str, Any]:
 def _compiled(event: StepCompiled) -> dict[str, Any]:
     kind = jax.devices()[0].device_kind
     return {
-        "planned_gib": event.cost.planned_bytes / hardware.GIB,
+        **event.planned,
         "state_gib": event.state_bytes / hardware.GIB,
         "params": event.params,
         "code": event.code,
         "data": event.data,
         "flops_per_step": event.cost.model_flops,
-        "moved_bytes": event.cost.moved_bytes,
         "peak_flops": cards.rates(kind)[0],
-        "bandwidth": cards.rates(kind)[1],
     }

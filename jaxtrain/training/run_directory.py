@@ -38,8 +38,8 @@ FILES = {
     "config.json": "the resolved config",
     "metrics.jsonl": "one JSON object per logged step, with full precision; "
     "see [metrics](metrics.md)",
-    "history.jsonl": "for each start of the run: the hardware, the memory and computation that a "
-    "step needs, the seconds of each phase, and how it ended",
+    "history.jsonl": "for each start of the run: the hardware, the memory, computation and time "
+    "that a step needs according to `plan`, the seconds of each phase, and how it ended",
     "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
     "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
     "none; white: a quarter of the range) as an image and as a clip, and the channels of the "

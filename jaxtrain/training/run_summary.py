@@ -226,11 +226,13 @@ def write_report(directory: Path, say: Callable[[str], None], largest: float = m
         largest: bytes of records above which it is not written.
     """
     try:
-        from jaxtrain.reporting import page, run_files
+        from jaxtrain.reporting import page, planned, run_files
 
         records = directory / run_files.METRICS
         if records.is_file() and records.stat().st_size <= largest:
-            page.write([directory], directory / page.NAME, own=True)
+            (run,) = page.write([directory], directory / page.NAME, own=True)
+            for line in planned.deviations(run):
+                say(line)
             say(f"report: {shortest_path(str(directory / page.NAME))}")
     except Exception as error:
         why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"

@@ -98,7 +98,16 @@ def _start(
     gpu_memory.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
-    process_group.connect(os.environ, flags.simulate_devices)
+    # Before it connects, so that no other process is inside a step with a machine that leaves.
+    with leave_notice.heard(run.loop.leave_notice, lambda: signals.request("SIGTERM")):
+        process_group.connect(os.environ, flags.simulate_devices)
+        return _connected(run, flags, signals, quiet=quiet)
+
+
+def _connected(
+    run: config.Run, flags: RunFlags, signals: StopSignals, *, quiet: bool
+) -> tuple[int, Path]:
+    """Trains in connected processes."""
     with (
         Heartbeat(key_value.of_run(), signals) as heartbeat,
         Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,
@@ -112,8 +121,7 @@ def _start(
                 run, {"--resume": flags.resume, "--debug": flags.debug}
             )
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            with leave_notice.heard(run.loop.leave_notice, lambda: signals.request("SIGTERM")):
-                code, directory = _train(run, flags, signals, heartbeat, watchdog, quiet=quiet)
+            code, directory = _train(run, flags, signals, heartbeat, watchdog, quiet=quiet)
         except BaseException as error:
             reason = stop_inside(error) or error
             process_group.leave(reason, heartbeat)

@@ -47,7 +47,14 @@ from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
-from jaxtrain.training.diagnosis import bad_step, model_check, out_of_memory, profiler, replay
+from jaxtrain.training.diagnosis import (
+    bad_step,
+    model_check,
+    out_of_memory,
+    planned,
+    profiler,
+    replay,
+)
 from jaxtrain.training.diagnosis.canaries import Canaries
 from jaxtrain.training.diagnosis.nan_origin import checked
 from jaxtrain.training.first_state import first_state, has_best, progress_of, with_source
@@ -822,14 +829,16 @@ def compile_in_all_processes(
     with setup.lowering():
         compiled = traced.lower().compile()
     log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    cost, state_bytes = planned.cost(setup, traced, compiled), bytes_per_device(setup.target)
     log.emit(
         StepCompiled(
             step=log.phases.now.step or 0,
-            cost=setup.cost(traced, compiled),
-            state_bytes=bytes_per_device(setup.target),
+            cost=cost,
+            state_bytes=state_bytes,
             params=parameter_count(setup.definition.params),
             code=code,
             data=data,
+            planned=planned.planned(setup.run, cost, state_bytes, jax.devices()[0]),
         )
     )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)

@@ -9,6 +9,10 @@ import numpy as np
 
 from jaxtrain.xla import flops, hlo, operations
 
+CUDNN = 0.5 * 2**30
+"""Assumed: bytes of convolution workspaces. cuDNN chooses its algorithms on the GPU when the
+program starts."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:

@@ -128,6 +128,42 @@ def test_a_file_is_a_notice(tmp_path: Path) -> None:
         assert waited(lambda: bool(stops))
 
 
+@pytest.mark.parametrize("source", ["aws", "gce"])
+def test_a_start_waits_while_a_notice_stands(
+    source: str, service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.notice, stops, seen = True, [], []
+
+    def leave() -> None:
+        before = service.answers[200]
+        seen.append(waited(lambda: service.answers[200] >= before + 3))
+        service.broken = True  # an error does not end the wait
+        seen.append(waited(lambda: service.answers[500] >= 3))
+        service.broken = service.notice = False
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    with leave_notice.heard(source, lambda: stops.append(1), service.env):
+        assert seen == [True, True]
+        service.notice = True  # the next one stops the run
+        assert waited(lambda: bool(stops))
+    thread.join()
+    assert "does not start before the notice is gone" in capsys.readouterr().err
+
+
+def test_a_stop_ends_the_wait(tmp_path: Path) -> None:
+    (tmp_path / "leave").touch()
+    notice = ("--loop.leave_notice", tmp_path / "leave")
+    process = started(tmp_path, *TINY_MLM, *notice, "--output-dir", "run")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert f"will be taken back ({tmp_path}/leave: it exists)" in line
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert not (tmp_path / "run").exists()  # nothing had begun
+
+
 def test_a_machine_without_the_service_is_refused(service: Service) -> None:
     service.broken = True
     for source in ("aws", "gce"):

@@ -72,14 +72,14 @@ def test_one_run(tmp_path: Path) -> None:
         "fullest device 11.0 GiB",
         "model FLOP/s, all devices 2 TFLOP/s",
         "dense bf16, all devices 3.956 PFLOP/s",
-        "seconds per step, planned at the datasheet's peaks 0.2",
-        "seconds per step, measured 1",
+        "data wait 5.0% planned 0.0% a step without data wait 0.95 s planned 0.9 s to 1.1 s",
         "reconstruction after step 100",
         "step 100 <b>bold</b>",
         "Set on the command line optim.peak_lr 0.01",
         "driver 570.1",
         "killed: no end was recorded",
-        "start 1 from step 0: 1m40s; killed, or still running",
+        "all 2 starts: 3m20s start 1 from step 0: 1m40s; killed: no end was recorded",
+        "start 2 from step 40: 1m40s; done: 100 of 100 steps (code 0)",
         "optim.peak_lr: 0.01 -> 0.02",
     ):
         assert expected in text

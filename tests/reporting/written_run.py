@@ -73,9 +73,9 @@ def compiled(time: float, step: int = 0) -> dict[str, Any]:
         "state_gib": 3.25,
         "params": 1_234_567,
         "flops_per_step": 2e12,
-        "moved_bytes": 6.7e11,
+        "planned_step_s": [0.9, 1.1],
+        "planned_input_s": [0.1, 0.5],
         "peak_flops": 989e12,
-        "bandwidth": 3.35e12,
     }
 
 

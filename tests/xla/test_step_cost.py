@@ -8,8 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from training import toy
 
-from jaxtrain.planning import prediction
-from jaxtrain.xla import cards
+from jaxtrain.xla import cards, step_time
 from jaxtrain.xla.hlo import Array, Collective
 from jaxtrain.xla.step_cost import StepCost, axis_of, traffic
 
@@ -49,9 +48,9 @@ def test_rows_sum_collectives_of_the_same_kind() -> None:
     )
     assert gather.wire_bytes == 4 * 2000 * 3 / 4
     assert gather.overlapped == 3 / 4
-    assert prediction.seconds(gather, h100) == gather.wire_bytes / h100.link_rate
+    assert step_time.seconds(gather, h100) == gather.wire_bytes / h100.link_rate
     assert (reduce.axis, reduce.crosses_nodes) == ("data", True)
-    assert prediction.seconds(reduce, h100) == 2 * 2000 / 2 / h100.node_rate
+    assert step_time.seconds(reduce, h100) == 2 * 2000 / 2 / h100.node_rate
 
 
 def test_adapters_of_a_node_share_traffic_between_nodes() -> None:
@@ -59,9 +58,9 @@ def test_adapters_of_a_node_share_traffic_between_nodes() -> None:
     (row,) = traffic(found, {"data": 1, "fsdp": 16}, gpus_per_node=8)
     assert (row.axis, row.crosses_nodes) == ("fsdp", True)
     fastest = min(8 * h100.node_rate, h100.link_rate)
-    assert prediction.seconds(row, h100) == row.wire_bytes / fastest
+    assert step_time.seconds(row, h100) == row.wire_bytes / fastest
     (row,) = traffic(found, {"data": 1, "fsdp": 16}, gpus_per_node=2)
-    assert prediction.seconds(row, h100) == row.wire_bytes / (2 * h100.node_rate)
+    assert step_time.seconds(row, h100) == row.wire_bytes / (2 * h100.node_rate)
 
 
 def test_the_cost_of_a_real_step_on_eight_devices() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import config
+from jaxtrain.data import input_rate
+from jaxtrain.data.input_rate import Host
 from jaxtrain.data.video import sets
 from jaxtrain.data.video.pieces import Settings
-from jaxtrain.planning import input_rate
-from jaxtrain.planning.input_rate import Host
 
 TWELVE = ["--model.frames", "12"]  # the rates are of clips of 12x480x720
 RUN = config.load("h100_8", TWELVE)  # 128 clips
