@@ -302,6 +302,23 @@ class ModelConfig(bounds.Section):
         )
         return table.inward(tensors, expected, source, cure)
 
+    def slices(self, theirs: Any, source: str) -> bool:
+        """Returns whether a run starts from a slice of the parameters of a wider model.
+
+        Args:
+            theirs: config of the parameters' model, of any class.
+            source: where they come from, for messages.
+
+        Raises:
+            InputError: they cannot be sliced to these widths.
+        """
+        del theirs, source
+        return False
+
+    def sliced(self, theirs: Self, params: Tensors) -> dict[str, np.ndarray]:
+        """Slices parameters by dotted path, if :meth:`slices`."""
+        raise NotImplementedError
+
     @classmethod
     def recognizes(cls, tensors: Tensors) -> bool:
         """Returns whether weights without a config are certainly of this model, by their names."""

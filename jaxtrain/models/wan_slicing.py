@@ -26,10 +26,12 @@ from jaxtrain.models.wan_network import Architecture, Conv, Norm
 from jaxtrain.models.weight_table import Tensors
 
 Choice = Literal["rebuild", "norm"]
-_RIDGE = 1e-6  # of the mean square: channels that never vary have no influence
+_NOISE = 1e-7  # of a layer's mean square: what rounding leaves of channels that are rebuilt
+_RIDGE = 1e-9  # likewise: for channels that are always 0
 _FRAMES = 9
 _LATENTS = 8  # along a side of a clip
 _PIXELS_PER_CHANNEL = 4  # of the deepest layers, which see the fewest
+_CLIPS = 8  # at least
 _DISCS = 80
 
 
@@ -53,6 +55,7 @@ class _Wiring:
     """The spaces that the layers of an encoder or decoder read and write.
 
     Attributes:
+        name: of the part.
         convs: dotted path -> layer.
         norms: dotted path -> layer.
         reads: dotted path -> space of the input; colors and latents have none.
@@ -61,6 +64,7 @@ class _Wiring:
     """
 
     def __init__(self, name: str, part: Any, sizes: Architecture) -> None:
+        self.name = name
         layers = {".".join(map(str, (name, *path))): one for path, one in nnx.iter_modules(part)}
         self.convs = {path: one for path, one in layers.items() if isinstance(one, Conv)}
         self.norms = {path: one for path, one in layers.items() if isinstance(one, Norm)}
@@ -272,7 +276,7 @@ def _best(units: int, count: int, readers: list[_Reader]) -> np.ndarray:
         rest = products.astype(np.float64)
         weight = weight.astype(np.float64)
         rest = rest / max(float((weight * rest).sum()), np.finfo(float).tiny)
-        state.append((per, rest, weight, weight @ rest, _RIDGE * rest.trace() / len(rest)))
+        state.append((per, rest, weight, weight @ rest, _NOISE * rest.trace() / len(rest)))
     chosen = np.zeros(units, bool)
     for _ in range(count):
         gain = np.zeros(units)
@@ -361,9 +365,10 @@ def _observed(
                 for path, leaf in nnx.to_flat_state(state)
             ]
             part = nnx.merge(graph, nnx.from_flat_state(leaves))
-            for path, layer in list(nnx.iter_modules(part)):
-                if isinstance(layer, Conv | Norm):
-                    layer.__class__ = WatchedConv if isinstance(layer, Conv) else WatchedNorm
+            for path, one in list(nnx.iter_modules(part)):
+                if isinstance(one, Conv | Norm):
+                    layer: Any = one
+                    layer.__class__ = WatchedConv if isinstance(one, Conv) else WatchedNorm
                     layer.path = ".".join(map(str, (name, *path)))
             return part
 
@@ -377,7 +382,7 @@ def _observed(
 
     side = _LATENTS * sizes.space_factor
     pixels = wan_network.latent_frames(_FRAMES) * _LATENTS**2
-    count = -(-_PIXELS_PER_CHANNEL * sizes.widest // pixels)
+    count = max(_CLIPS, -(-_PIXELS_PER_CHANNEL * sizes.widest // pixels))
     own = {name: array for name, array in params.items() if name.startswith(tuple(wirings))}
     sums: dict[str, np.ndarray] = {}
     for seed in range(count):
