@@ -214,7 +214,7 @@ def params_for(
     if theirs is not model:
         shapes = weight_table.shapes_of(lambda: theirs.bare().build(nnx.Rngs(0)))
         weight_table.check(params, shapes, path, "Slice a source with the widths of its config")
-        params = model.sliced(theirs, params)
+        params = model.slicer(theirs, str(path))(params)
         notes.append("sliced: the kept channels rebuild the others")
     groups = param_groups.separate_groups(model.optimizer_groups())
     apart = tuple(group.prefix for group in groups.values())
@@ -269,7 +269,7 @@ def _built(model: Any, described: Mapping[str, Any], source: Path) -> Any:
 
 def _sliced_by(model: Any, theirs: Any, source: Path) -> Any:
     """Returns the config of the parameters if the model slices them, else the model."""
-    return theirs if model.slices(theirs, str(source)) else model
+    return model if model.slicer(theirs, str(source)) is None else theirs
 
 
 def _check_values(model: Any, theirs: Any, known: Mapping[str, Any], source: Path) -> None:

@@ -302,22 +302,9 @@ class ModelConfig(bounds.Section):
         )
         return table.inward(tensors, expected, source, cure)
 
-    def slices(self, theirs: Any, source: str) -> bool:
-        """Returns whether a run starts from a slice of the parameters of a wider model.
-
-        Args:
-            theirs: config of the parameters' model, of any class.
-            source: where they come from, for messages.
-
-        Raises:
-            InputError: they cannot be sliced to these widths.
-        """
-        del theirs, source
-        return False
-
-    def sliced(self, theirs: Self, params: Tensors) -> dict[str, np.ndarray]:
-        """Slices parameters by dotted path, if :meth:`slices`."""
-        raise NotImplementedError
+    def slicer(self, theirs: Any, source: str) -> Any:
+        """Returns a function that slices parameters of a wider model for this one, or None."""
+        return None
 
     @classmethod
     def recognizes(cls, tensors: Tensors) -> bool:

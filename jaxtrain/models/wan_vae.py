@@ -11,7 +11,8 @@ Shapes: B clips, T frames, H height, W width; L latents of size h, w with Z chan
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import jax
@@ -272,8 +273,14 @@ class Config(ReconstructionConfig):
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
-    def slices(self, theirs: Any, source: str) -> bool:
-        """Returns whether the encoder or the decoder is narrower than another of its version.
+    def slicer(self, theirs: Any, source: str) -> Callable[[Tensors], dict[str, np.ndarray]] | None:
+        """Returns what keeps the channels that rebuild the others best (:mod:`.wan_slicing`).
+
+        None for other networks, and for one of equal widths.
+
+        Args:
+            theirs: config of the parameters' model, of any class.
+            source: where they come from, for messages.
 
         Raises:
             InputError: one is wider, or is sliced and frozen.
@@ -282,8 +289,8 @@ class Config(ReconstructionConfig):
             self.version,
             self.latent_channels,
         ):
-            return False
-        narrow = []
+            return None
+        narrow = False
         for part in ("encoder", "decoder"):
             field = f"{part}_width"
             width, wide = getattr(self, field), getattr(theirs, field)
@@ -295,7 +302,7 @@ class Config(ReconstructionConfig):
                 )
             if width == wide:
                 continue
-            narrow.append(part)
+            narrow = True
             if frozen := [path for path in self.freeze if path.partition(".")[0] == part]:
                 raise InputError(
                     f"model.{field}={width} slices the {part} of {source}, of width {wide}, but "
@@ -303,11 +310,8 @@ class Config(ReconstructionConfig):
                     f"--model.{field} {wide}, or --model.freeze without it",
                     about=(f"model.{field}", "model.freeze"),
                 )
-        return bool(narrow)
-
-    def sliced(self, theirs: "Config", params: Tensors) -> dict[str, np.ndarray]:
-        """Keeps the channels that rebuild the others best (:mod:`.wan_slicing`)."""
-        return wan_slicing.sliced(theirs.sizes, self.sizes, params)
+        sizes = theirs.sizes, self.sizes
+        return functools.partial(wan_slicing.sliced, *sizes) if narrow else None
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the config.json of diffusers."""
