@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
@@ -167,8 +168,8 @@ def params_for(
 ) -> tuple[Params, list[str]]:
     """Loads the initial parameters of a model from a source.
 
-    Only names and shapes must match. Parameter groups with their own optimizer, such as a
-    discriminator, may be missing or superfluous.
+    Only names and shapes must match; a model may also slice those of a wider one. Parameter groups
+    with their own optimizer, such as a discriminator, may be missing or superfluous.
 
     Args:
         source: as in :func:`load`.
@@ -183,12 +184,13 @@ def params_for(
     """
     notes: list[str] = []
     if huggingface.is_model_folder(source):
-        check_settings(source, model)
-        path, params = source, model.from_weights(huggingface.tensors(source), str(source))
+        theirs = check_settings(source, model)
+        path, params = source, theirs.from_weights(huggingface.tensors(source), str(source))
     elif source.is_dir() or pointer.is_checkpoint(source):
         path = resume.trained_checkpoint(source)
         params = _of_checkpoint(path)
-        from_file.check_not_in_weights(model, _described(path), path)
+        theirs = _sliced_by(model, _built(model, _described(path), path), path)
+        _check_values(model, theirs, _described(path), path)
     elif not model.has_weights:
         raise InputError(
             f"{source} is a weights file, but this model can only start from a checkpoint or a run "
@@ -196,13 +198,24 @@ def params_for(
         )
     else:
         path, (tensors, about) = source, tensor_files.read(source)
-        params = model.from_weights(tensors, str(source))
-        if ABOUT in about:
-            from_file.check_not_in_weights(model, from_file.parse(about[ABOUT], str(source)), path)
+        saved = from_file.parse(about[ABOUT], str(source)) if ABOUT in about else None
+        if saved is not None:
+            theirs = _sliced_by(model, _built(model, saved, source), source)
+        else:
+            known = model.recognizes(tensors)
+            theirs = _sliced_by(model, model.guess(tensors, str(path)), path) if known else model
+        params = theirs.from_weights(tensors, str(source))
+        if saved is not None:
+            _check_values(model, theirs, saved, path)
         else:
             notes += _check_guess(model, model.guess(tensors, str(path)), path)
             unclear = model.ambiguity(tensors, str(path))
             notes += [unclear.replace("--trim", "--model.trim")] if unclear else []
+    if theirs is not model:
+        shapes = weight_table.shapes_of(lambda: theirs.bare().build(nnx.Rngs(0)))
+        weight_table.check(params, shapes, path, "Slice a source with the widths of its config")
+        params = model.slicer(theirs, str(path))(params)
+        notes.append("sliced: the kept channels rebuild the others")
     groups = param_groups.separate_groups(model.optimizer_groups())
     apart = tuple(group.prefix for group in groups.values())
     fitting = {
@@ -224,8 +237,11 @@ def params_for(
     return fitting, notes
 
 
-def check_settings(folder: Path, model: Any) -> None:
+def check_settings(folder: Path, model: Any) -> Any:
     """Checks that a folder is for a model, by its config.json; reads no arrays.
+
+    Returns:
+        The config of the folder's arrays: the model, or a wider one that it slices.
 
     Raises:
         InputError: another model, or settings that differ.
@@ -236,7 +252,31 @@ def check_settings(folder: Path, model: Any) -> None:
             f"{folder} has the model {from_file.name_of(theirs)}, but this run's model is "
             f"{from_file.name_of(model)}: use a source with that model"
         )
-    from_file.check_not_in_weights(model, vars(theirs), folder)
+    known = vars(theirs)
+    theirs = _sliced_by(model, theirs, folder)
+    _check_values(model, theirs, known, folder)
+    return theirs
+
+
+def _built(model: Any, described: Mapping[str, Any], source: Path) -> Any:
+    """Builds the config of parameters for a model of their class, if shapes differ; else None."""
+    if described.get("class") == from_file.name_of(model) and any(
+        described.get(name) != getattr(model, name) for name in model.in_weights
+    ):
+        return from_file.model_config(described, str(source))
+    return None
+
+
+def _sliced_by(model: Any, theirs: Any, source: Path) -> Any:
+    """Returns the config of the parameters if the model slices them, else the model."""
+    return model if model.slicer(theirs, str(source)) is None else theirs
+
+
+def _check_values(model: Any, theirs: Any, known: Mapping[str, Any], source: Path) -> None:
+    """Checks the fields that array shapes do not determine; slices have other shapes."""
+    shapes = () if theirs is model else model.in_weights
+    known = {name: value for name, value in known.items() if name not in shapes}
+    from_file.check_not_in_weights(model, known, source)
 
 
 def in_float16(given: Weights) -> Params:

@@ -302,6 +302,10 @@ class ModelConfig(bounds.Section):
         )
         return table.inward(tensors, expected, source, cure)
 
+    def slicer(self, theirs: Any, source: str) -> Any:
+        """Returns a function that slices parameters of a wider model for this one, or None."""
+        return None
+
     @classmethod
     def recognizes(cls, tensors: Tensors) -> bool:
         """Returns whether weights without a config are certainly of this model, by their names."""

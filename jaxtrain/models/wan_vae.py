@@ -11,16 +11,18 @@ Shapes: B clips, T frames, H height, W width; L latents of size h, w with Z chan
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.models import wan_network
+from jaxtrain.models import wan_network, wan_slicing
 from jaxtrain.models.contract import Tensors
 from jaxtrain.models.video_ae.losses import Channels
 from jaxtrain.models.video_ae.reconstruction import (
@@ -153,7 +155,8 @@ class Config(ReconstructionConfig):
     encoder, latents change, and diffusion models for the published ones no longer fit."""
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a folder of diffusers'
-    AutoencoderKLWan (config.json and .safetensors files), or a weights file that jaxtrain wrote."""
+    AutoencoderKLWan (config.json and .safetensors files), or a weights file that jaxtrain wrote. Of
+    a wider encoder or decoder, the run starts from the channels that best rebuild the others."""
 
     def check(self) -> None:
         """Checks sizes of clips, and statistics of latents."""
@@ -269,6 +272,46 @@ class Config(ReconstructionConfig):
             )
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
+
+    def slicer(self, theirs: Any, source: str) -> Callable[[Tensors], dict[str, np.ndarray]] | None:
+        """Returns what keeps the channels that rebuild the others best (:mod:`.wan_slicing`).
+
+        None for other networks, and for one of equal widths.
+
+        Args:
+            theirs: config of the parameters' model, of any class.
+            source: where they come from, for messages.
+
+        Raises:
+            InputError: one is wider, or is sliced and frozen.
+        """
+        if not isinstance(theirs, Config) or (theirs.version, theirs.latent_channels) != (
+            self.version,
+            self.latent_channels,
+        ):
+            return None
+        narrow = False
+        for part in ("encoder", "decoder"):
+            field = f"{part}_width"
+            width, wide = getattr(self, field), getattr(theirs, field)
+            if width > wide:
+                raise InputError(
+                    f"model.{field}={width} is above the {wide} of {source}, and channels can only "
+                    f"be dropped: set --model.{field} {wide}, or less",
+                    about=f"model.{field}",
+                )
+            if width == wide:
+                continue
+            narrow = True
+            if frozen := [path for path in self.freeze if path.partition(".")[0] == part]:
+                raise InputError(
+                    f"model.{field}={width} slices the {part} of {source}, of width {wide}, but "
+                    f"model.freeze={' '.join(frozen)} would never train what is left: set "
+                    f"--model.{field} {wide}, or --model.freeze without it",
+                    about=(f"model.{field}", "model.freeze"),
+                )
+        sizes = theirs.sizes, self.sizes
+        return functools.partial(wan_slicing.sliced, *sizes) if narrow else None
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the config.json of diffusers."""

@@ -172,6 +172,12 @@ def _first_values(
     if init_from is not None:
         source = expanded(init_from)
         params, notes = weights.params_for(source, setup.run.model, setup.definition.params)
+        # A slice follows from what each process computes, and kernels of GPUs may round otherwise.
+        process_group.check_same(
+            "initial parameters",
+            str(checksums(params)),
+            "give every process the same files; slice in a run of one process, and pass that run",
+        )
         say("; ".join([f"parameters from {source}", *notes]))
     elif setup.definition.frozen:
         say(

@@ -167,3 +167,17 @@ def test_an_exported_folder_opens_in_diffusers(pair: Any, tmp_path: Path) -> Non
     huggingface.write_diffusers(tmp_path / "other", loaded.model, damaged)
     with pytest.raises(InputError, match="differs from the exported model"):
         export_check.check(tmp_path / "other", loaded.model, loaded.params)
+
+
+def test_a_slice_opens_in_diffusers(pair: Any, tmp_path: Path) -> None:
+    """Of half the widths: the same latents and frames, up to rounding."""
+    _, _, folder = pair
+    stored = weights.load(folder).model
+    narrow = dataclasses.replace(stored, encoder_width=4, decoder_width=4, freeze=())
+    params, _ = weights.params_for(folder, narrow, ModelDefinition(narrow.build).params)
+    huggingface.write_diffusers(tmp_path / "vae", narrow, params)
+    reread = diffusers.AutoencoderKLWan.from_pretrained(tmp_path / "vae")
+    assert reread.config["base_dim"] == narrow.encoder_width == 4
+    assert reread.config["decoder_base_dim"] == 4
+    said = export_check.check(tmp_path / "vae", narrow, params)
+    assert "Read by diffusers: it computes the same as jaxtrain" in said[-1]
