@@ -261,7 +261,7 @@ def check_settings(folder: Path, model: Any) -> Any:
 def _built(model: Any, described: Mapping[str, Any], source: Path) -> Any:
     """Builds the config of parameters for a model of their class, if shapes differ; else None."""
     if described.get("class") == from_file.name_of(model) and any(
-        described.get(name) != getattr(model, name) for name in model.in_weights
+        described.get(name) != value for name, value in from_file.in_weights(model).items()
     ):
         return from_file.model_config(described, str(source))
     return None

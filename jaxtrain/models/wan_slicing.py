@@ -76,9 +76,10 @@ class _Wiring:
         self.writes[f"{name}.conv_in"] = (x,)
         if name == "decoder":
             x = self._block(f"{name}.mid_block", part.mid_block, x)
-        blocks = "down_blocks" if name == "encoder" else "up_blocks"
-        for number, block in enumerate(getattr(part, blocks)):
-            x = self._block(f"{name}.{blocks}.{number}", block, x)
+        encoder = name == "encoder"
+        down_or_up = f"{name}.down_blocks" if encoder else f"{name}.up_blocks"
+        for number, block in enumerate(part.down_blocks if encoder else part.up_blocks):
+            x = self._block(f"{down_or_up}.{number}", block, x)
         if name == "encoder":
             x = self._block(f"{name}.mid_block", part.mid_block, x)
         self.reads |= dict.fromkeys((f"{name}.norm_out", f"{name}.conv_out"), x)

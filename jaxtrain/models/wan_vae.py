@@ -291,9 +291,11 @@ class Config(ReconstructionConfig):
         ):
             return None
         narrow = False
-        for part in ("encoder", "decoder"):
+        for part, width, wide in (
+            ("encoder", self.encoder_width, theirs.encoder_width),
+            ("decoder", self.decoder_width, theirs.decoder_width),
+        ):
             field = f"{part}_width"
-            width, wide = getattr(self, field), getattr(theirs, field)
             if width > wide:
                 raise InputError(
                     f"model.{field}={width} is above the {wide} of {source}, and channels can only "
