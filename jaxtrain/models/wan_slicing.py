@@ -374,7 +374,7 @@ def _observed(
             return part
 
         encoder = watched("encoder", nnx.eval_shape(lambda: wan_network.Encoder(sizes)))
-        patches = wan_network.to_patches(video_BTHW3, sizes.patch_size, jnp.float32)
+        patches = wan_network.to_patches(video_BTHW3, sizes.patch_size, jnp.dtype("float32"))
         moments, _ = encoder.step(patches, None)
         if "decoder" in wirings:
             decoder = watched("decoder", nnx.eval_shape(lambda: wan_network.Decoder(sizes)))
