@@ -142,7 +142,8 @@ def findings(meter: evaluation.Meter, measured: Sequence[evaluation.ClipMetrics]
     assert isinstance(meter, distillation.StudentMeter)
     of_cells = evaluation.evaluation(measured, meter.names)
     alone = distillation.alone(measured)
-    of_alone = evaluation.evaluation(alone, tuple(alone[0].values[0]))
+    names = dict.fromkeys(name for clip in alone for name in clip.values[0])
+    of_alone = evaluation.evaluation(alone, tuple(names))
     latents = meter.latents()
     to_teacher = [name for name in of_cells.estimates if name.startswith(AGAINST_TEACHER)]
     original = [name for name in of_cells.estimates if name not in to_teacher]

@@ -24,6 +24,7 @@ from jaxtrain.inference.evaluation import (
     Measure,
     Meter,
     Result,
+    defined,
 )
 from jaxtrain.inference.teachers import Teacher
 from jaxtrain.inference.video import Autoencoder
@@ -126,12 +127,12 @@ class StudentMeter(Meter):
         for decoded in (of_teacher, *others):
             values.append(_measured(self._against, target, of_teacher, decoded))
         self._check_numbers(clip, values)
-        names = [name for name in values[0] if not any(np.isnan(cell[name]) for cell in values)]
+        teacher, student = defined(self._alone(original, *latents))
         metrics = StudentMetrics(
             video=clip.run.name,
             place=clip.place,
-            values=tuple({name: cell[name] for name in names} for cell in values),
-            alone=self._alone(original, *latents),
+            values=defined(values),
+            alone=(teacher, student),
         )
         return Result(metrics, (_sums(*latents),))
 

@@ -207,14 +207,7 @@ class Meter:
         features = tuple(of.pop(_FEATURES)[:, 0] for of in of_models if _FEATURES in of)
         values = [{name: float(np.mean(value)) for name, value in of.items()} for of in of_models]
         self._check_numbers(clip, values)
-        defined = [
-            name for name in values[0] if not any(np.isnan(of_model[name]) for of_model in values)
-        ]
-        measured = ClipMetrics(
-            video=clip.run.name,
-            place=clip.place,
-            values=tuple({name: of_model[name] for name in defined} for of_model in values),
-        )
+        measured = ClipMetrics(video=clip.run.name, place=clip.place, values=defined(values))
         return Result(measured, features)
 
     def worst(self, clips: Sequence[Clip], measured: Sequence[ClipMetrics]) -> list["Drawn"]:
@@ -261,6 +254,12 @@ class Meter:
                     f"{numbers[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier "
                     "checkpoint"
                 )
+
+
+def defined(columns: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], ...]:
+    """Returns the metrics of a clip without those that it does not define, which are NaN."""
+    names = [name for name in columns[0] if not any(np.isnan(column[name]) for column in columns)]
+    return tuple({name: column[name] for name in names} for column in columns)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

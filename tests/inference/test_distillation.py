@@ -30,7 +30,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> teachers.Teacher:
 
 
 def measured(
-    teacher: teachers.Teacher, folder: Path, **changed: np.ndarray
+    teacher: teachers.Teacher, folder: Path, *, gray: bool = False, **changed: np.ndarray
 ) -> tuple[StudentMetrics, distillation.Latents]:
     """Measures a student that has the teacher's weights but these."""
     params = small_autoencoder.params(MODEL)
@@ -46,7 +46,8 @@ def measured(
     )
     clip: Any = types.SimpleNamespace(run=types.SimpleNamespace(name="a.mp4"), place=0.5)
     shape = (FRAMES, HEIGHT, WIDTH, 3)
-    result = meter.result_of(clip, np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    video = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    result = meter.result_of(clip, video[..., :1].repeat(3, -1) if gray else video)
     meter._features[0].append(result.features[0])
     assert isinstance(result.measured, StudentMetrics)
     return result.measured, meter.latents()
@@ -90,6 +91,14 @@ def test_each_fault_is_in_its_cell(teacher: teachers.Teacher, tmp_path: Path) ->
     assert colors[1] == pytest.approx(colors[0], rel=1e-4)
     assert 1.02 < colors[2] / colors[0] <= 1.05
     np.testing.assert_allclose(latents.slope, 1, atol=1e-4)
+
+
+def test_a_gray_clip_has_no_saturation(teacher: teachers.Teacher, tmp_path: Path) -> None:
+    metrics, _ = measured(teacher, tmp_path, gray=True)
+    for column in (*metrics.values, *metrics.alone):
+        assert column
+        assert not [name for name, value in column.items() if np.isnan(value)]
+        assert not [name for name in column if "saturation" in name]
 
 
 def test_a_shifted_frame_and_a_blurred_border_show() -> None:
