@@ -159,7 +159,7 @@ def sliced(
     Args:
         theirs: sizes of the source.
         ours: sizes of the result, of the same version, with widths that are not above.
-        params: dotted path -> array of the source. A part of equal width is returned as it is, and
+        params: dotted path -> array of the source. A part of equal width is returned unchanged, and
             so are other arrays.
         choice: which channels are kept: those that rebuild the others best, weighted by what each
             reading layer makes of them, or those whose filters have the largest norm.
