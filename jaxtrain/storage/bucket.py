@@ -134,7 +134,12 @@ def _patient(
 
     @functools.wraps(method)
     def tried(self: "Bucket", *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        return self._tried(lambda: method(self, *args, **kwargs))
+        for wait_s in self._waits_s:
+            try:
+                return method(self, *args, **kwargs)
+            except Busy:
+                time.sleep(wait_s)
+        return method(self, *args, **kwargs)
 
     return tried
 
@@ -224,23 +229,18 @@ class Bucket:
             Unavailable, InputError: it is unknown whether it is written.
         """
         mode: Any = "create" if version is None else version
-        with self._explained(f"write {name}"):
+        exceptions = obstore.exceptions
+        with self._explained(f"write {name}"), _unless_absent():
             try:
-                written = obstore.put(self._store, name, data, mode=mode)
-            except (
-                FileNotFoundError,
-                obstore.exceptions.AlreadyExistsError,
-                obstore.exceptions.PreconditionError,
-            ) as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
+                return _version(obstore.put(self._store, name, data, mode=mode))
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return None
-            except (NotImplementedError, obstore.exceptions.NotSupportedError):
+            except (NotImplementedError, exceptions.NotSupportedError):
                 raise InputError(
                     f"{self.url} does not support conditional writes, which the lease of a run "
                     "requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
                 ) from None
-        return _version(written)
+        return None
 
     @_patient
     def get(self, name: str) -> Content | None:
@@ -250,15 +250,11 @@ class Bucket:
             TooLarge: it has more than 64 MiB.
             Unavailable, InputError: it cannot be read.
         """
-        with self._explained(f"read {name}"):
-            try:
-                answer = obstore.get(self._store, name)
-                self._check_size(name, answer.meta["size"], _MOST_IN_MEMORY)
-                return Content(bytes(answer.bytes()), _version(answer.meta))
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                return None
+        with self._explained(f"read {name}"), _unless_absent():
+            answer = obstore.get(self._store, name)
+            self._check_size(name, answer.meta["size"], _MOST_IN_MEMORY)
+            return Content(bytes(answer.bytes()), _version(answer.meta))
+        return None
 
     def download(
         self,
@@ -315,19 +311,13 @@ class Bucket:
         options: Any = {"range": (start, stop)}
         if tag:
             options["if_match"] = tag
-        with self._explained(f"read {name}"):
+        happened = "was deleted"
+        with self._explained(f"read {name}"), _unless_absent():
             try:
                 return obstore.get(self._store, name, options=options).bytes()
             except obstore.exceptions.PreconditionError:
-                raise Unavailable(
-                    f"{self.url}/{name} changed while it was read: start again"
-                ) from None
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                raise Unavailable(
-                    f"{self.url}/{name} was deleted while it was read: start again"
-                ) from None
+                happened = "changed"
+        raise Unavailable(f"{self.url}/{name} {happened} while it was read: start again")
 
     def fetch(self, name: str, path: Path, most: int | None = None) -> bool:
         """Copies an object to a file, which appears complete or not at all.
@@ -382,23 +372,18 @@ class Bucket:
         Raises:
             Unavailable, InputError: it is unknown.
         """
-        with self._explained(f"read {name}"):
-            try:
-                meta = obstore.head(self._store, name)
-                return meta["size"], meta["e_tag"] or ""
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                return None
+        with self._explained(f"read {name}"), _unless_absent():
+            meta = obstore.head(self._store, name)
+            return meta["size"], meta["e_tag"] or ""
+        return None
 
-    @_patient
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Returns the objects below a folder: name -> bytes.
 
         Raises:
             Unavailable, InputError: they cannot be listed.
         """
-        return {entry["path"]: entry["size"] for entry in self._entries(folder)}
+        return {name: size for name, (size, _) in self.versions(folder).items()}
 
     @_patient
     def names(self, folder: str = "") -> list[str]:
@@ -419,14 +404,10 @@ class Bucket:
         Raises:
             Unavailable, InputError: they cannot be listed.
         """
-        return {
-            entry["path"]: (entry["size"], entry["e_tag"] or "") for entry in self._entries(folder)
-        }
-
-    def _entries(self, folder: str) -> Iterator[Any]:
         with self._explained(f"list {folder or 'the folder'}"):
-            for page in obstore.list(self._store, prefix=folder or None):
-                yield from page
+            pages = obstore.list(self._store, prefix=folder or None)
+            entries = itertools.chain.from_iterable(pages)
+            return {entry["path"]: (entry["size"], entry["e_tag"] or "") for entry in entries}
 
     @_patient
     def delete(self, names: list[str]) -> None:
@@ -438,23 +419,12 @@ class Bucket:
         if not names:
             return
         with self._explained("delete objects"):
-            try:
+            with _unless_absent():
                 obstore.delete(self._store, names)
-            except FileNotFoundError as error:  # Google reports this, and the rest may be left
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                for name in names if len(names) > 1 else ():
-                    with contextlib.suppress(FileNotFoundError):
-                        obstore.delete(self._store, [name])
-
-    def _tried(self, work: Callable[[], Result]) -> Result:
-        """Returns what a function returns, which is called again while the store is busy."""
-        for wait_s in self._waits_s:
-            try:
-                return work()
-            except Busy:
-                time.sleep(wait_s)
-        return work()
+                return
+            for name in names:  # Google reports an absent one, and the rest may be left
+                with _unless_absent():
+                    obstore.delete(self._store, [name])
 
     def _check_size(self, name: str, size: int, most: int | None) -> None:
         if most is not None and size > most:
@@ -573,6 +543,16 @@ class _MemoryLimit:
             with self._changed:
                 self._left += count
                 self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def _unless_absent() -> Iterator[None]:
+    """Ends the block where there is no such object, but not where there is no such bucket."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if _NO_BUCKET.search(str(error)):
+            raise
 
 
 def _version(about: Any) -> dict[str, str]:
