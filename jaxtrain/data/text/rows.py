@@ -12,13 +12,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from jaxtrain import versions
 from jaxtrain.data.text import kinds
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.storage import disks
+
+if TYPE_CHECKING:
+    from jaxtrain.data.text.documents import File
 
 MAIN_FIELD = "text"
 """Has the text if most rows have it, whatever else they have."""
@@ -46,33 +48,6 @@ _ROWS_FIRST = 2000  # of a small file, or of one that can only be read from its 
 _LARGE_BYTES = 1 << 20  # of a file that is read at several places
 _FILE_BYTES = 1 << 22  # read of a file, and so much more that there is a row at each place
 _AT_ONCE = 16  # files that are read together
-
-
-class RowFile(Protocol):
-    """A file with rows: see :class:`jaxtrain.data.text.documents.File`."""
-
-    @property
-    def path(self) -> str:
-        """Path or URL."""
-
-    @property
-    def name(self) -> str:
-        """Relative name."""
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is on a disk of this machine."""
-
-    @property
-    def is_on_hub(self) -> bool:
-        """Whether it is fetched from the Hub."""
-
-    def content(self, *, buffer_bytes: int) -> AbstractContextManager[BinaryIO]:
-        """Opens the file, unpacked; so much is read together from a bucket."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -370,7 +345,7 @@ class Field(NamedTuple):
     of: int
 
 
-def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
+def choose(files: Sequence["File"], name: str, flag: str) -> Field | None:
     """Chooses the field that has the text.
 
     It is the earliest of the usual names (:data:`TEXT_FIELDS`) that most rows have, of those rows
@@ -423,7 +398,7 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
     )
 
 
-def _fields_of(file: RowFile) -> list[list[str]]:
+def _fields_of(file: "File") -> list[list[str]]:
     """Returns the usual fields, as spelled, of rows in several places of a file.
 
     They have text. Only if none of a row has, others count, so that reading finds what is in them.
@@ -441,7 +416,7 @@ def _fields_of(file: RowFile) -> list[list[str]]:
         return []
 
 
-def _line_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
+def _line_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
     places, most = 1, _ROWS_FIRST
     if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
         places, most = _PLACES, _ROWS_THERE
@@ -471,7 +446,7 @@ def _lines_at(data: BinaryIO, start: int, size: int) -> list[bytes]:
     return []
 
 
-def _parquet_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
+def _parquet_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
     import pyarrow.parquet
 
     try:
