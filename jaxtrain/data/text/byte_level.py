@@ -10,7 +10,7 @@ is part of a character, so bits per byte are comparable across tokenizers.
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers
@@ -56,12 +56,12 @@ def _byte_characters() -> str:
 CHARACTERS = _byte_characters()
 
 
-def check_size_for_bytes(vocab_size: int) -> None:
-    """Raises InputError if the vocabulary is too small for the bytes."""
-    least = len(specials.CAUSAL) + _BYTES
+def check_size(vocab_size: int, kind: str, special: Sequence[str]) -> None:
+    """Raises InputError if the vocabulary is too small for the bytes and the special tokens."""
+    least = len(special) + _BYTES
     if vocab_size < least:
         raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=byte_bpe needs {least} for the "
+            f"model.vocab_size is {vocab_size}: data.tokenizer_kind={kind} needs {least} for the "
             f"bytes and the special tokens alone; set --model.vocab_size to {least} or more"
         )
 
@@ -78,7 +78,7 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     Raises:
         InputError: the vocabulary is too small for the bytes.
     """
-    check_size_for_bytes(vocab_size)
+    check_size(vocab_size, "byte_bpe", specials.CAUSAL)
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_splitter(), _OMIT_LONG, _AS_BYTES])
     trainer = trainers.BpeTrainer(

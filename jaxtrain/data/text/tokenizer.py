@@ -143,15 +143,9 @@ def train(
 
 def check_size_for(kind: Kind, vocab_size: int) -> None:
     """Raises InputError if the vocabulary is too small for this kind."""
-    least = len(SPECIALS) + _BYTES
-    if kind == "bpe" and vocab_size < least:
-        raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=bpe needs {least} for the "
-            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more, or "
-            "use --data.tokenizer_kind wordpiece"
-        )
-    if kind == "byte_bpe":
-        byte_level.check_size_for_bytes(vocab_size)
+    if kind != "wordpiece":
+        special = SPECIALS if kind == "bpe" else specials.CAUSAL
+        byte_level.check_size(vocab_size, kind, special)
 
 
 def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
