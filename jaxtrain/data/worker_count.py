@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.storage.disks import free_bytes
+from jaxtrain.telemetry import formats
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -89,7 +90,7 @@ def choose(
         where = "the container's limit leaves" if limited else "this host has"
         why += (
             f", and {where} {free / 2**30:.1f} GiB of memory and {shared / 2**30:.1f} GiB of "
-            f"{_SHARED_MEMORY} free, too little for {limits.counted(most)}"
+            f"{_SHARED_MEMORY} free, too little for {formats.counted(most, 'worker')}"
         )
     return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.errors import InputError
+from jaxtrain.telemetry import formats
 
 WORKER_BYTES = 0.3 * 2**30
 """Memory of a worker process, besides the batches in shared memory. Measured: 0.09 GiB for clips of
@@ -128,13 +129,8 @@ def too_many(workers: int, flag: str = "--data.workers") -> str | None:
     where = "the container's limit leaves" if limited else "this host has"
     return (
         f"{flag} {workers} needs about {need:,} MiB of memory, and {where} {free / 2**20:,.0f} "
-        f"free: use at most {counted(max(1, int(free / WORKER_BYTES)))}"
+        f"free: use at most {formats.counted(max(1, int(free / WORKER_BYTES)), 'worker')}"
     )
-
-
-def counted(count: int) -> str:
-    """Returns a number of workers in words."""
-    return f"{count:,} worker{'s'[: count != 1]}"
 
 
 def allow_files() -> None:
