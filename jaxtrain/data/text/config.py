@@ -82,7 +82,7 @@ class Masked(Text):
         recipe = prepared.recipe
         special = specials.find(tokenizer_file.parsed(recipe.tokenizer, recipe.name), recipe.name)
         specials.check_padding(special, model.pad_id, "the tokenizer")
-        folder, facts = self.laid_out(prepared, Rule(model.sequence_length, special.sep), say)
+        folder, facts = prepared.laid_out(Rule(model.sequence_length, special.sep), say)
 
         def make(streams: Streams, fingerprint: str) -> MaskedSource:
             return MaskedSource(
@@ -209,7 +209,7 @@ class Causal(Text):
         """
         length, recipe = model.sequence_length, prepared.recipe
         rule = Rule(length, None, self.fit_documents)
-        folder, facts = self.laid_out(prepared, rule, say)
+        folder, facts = prepared.laid_out(rule, say)
         source_of: Callable[..., windows.WindowSource] = windows.WindowSource
         if rule.fit:
             source_of = functools.partial(windows.FittedSource, begin=recipe.marks[-1])

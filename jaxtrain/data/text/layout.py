@@ -49,6 +49,7 @@ from jaxtrain.terminal import Say
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
+LaidOut = tuple[Path, list[dict[Split, dict[str, Any]]]]
 TOKEN_BYTES = "token_bytes"
 LARGEST_HELD_OUT = 0.1
 _LEAST_BYTES, _ENOUGH_BYTES, _SMALL_SHARE = 5_000_000, 40_000_000, 0.01
@@ -103,7 +104,7 @@ def lay_out(
     root: Path,
     say: Say,
     bucket: cache.CacheBucket | None = None,
-) -> tuple[Path, list[dict[Split, dict[str, Any]]]]:
+) -> LaidOut:
     """Finds the examples of all sources, unless the cache has them.
 
     Args:

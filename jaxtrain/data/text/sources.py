@@ -72,6 +72,10 @@ class Prepared:
     bad: tuple[BadExample, ...]
     bucket: cache.CacheBucket | None
 
+    def laid_out(self, rule: Rule, say: Callable[[str], None]) -> layout.LaidOut:
+        """Finds the examples: see :func:`jaxtrain.data.text.layout.lay_out`."""
+        return layout.lay_out(self.corpora, rule, self.recipe, self.root, say, self.bucket)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
@@ -303,14 +307,6 @@ class Text(DataConfig):
             cut=any(documents.is_cut(file) for source in sources for file in source.files),
             bad=tuple(bad.values()),
             bucket=bucket,
-        )
-
-    def laid_out(
-        self, prepared: Prepared, rule: Rule, say: Callable[[str], None]
-    ) -> tuple[Path, list[dict[Split, dict[str, Any]]]]:
-        """Finds the examples: see :func:`jaxtrain.data.text.layout.lay_out`."""
-        return layout.lay_out(
-            prepared.corpora, rule, prepared.recipe, prepared.root, say, prepared.bucket
         )
 
     def opened(
