@@ -49,12 +49,7 @@ _DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-# The same for PyTorch, without the prefix "torch.".
-_TORCH_DTYPES = (
-    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    *("float8_e4m3fnuz", "float8_e5m2fnuz", "int64", "int32", "int16", "int8"),
-    *("uint64", "uint32", "uint16", "uint8", "bool"),
-)
+_TORCH_DTYPES = {dtype.name for dtype in _DTYPES.values()}  # without the prefix "torch."
 # 8 bits become 32, and tied arrays have several names.
 _MOST_WIDENING = 16
 _MOST_SMALL_BYTES = 2**26
