@@ -149,10 +149,8 @@ def check_room(folder: Path, need: int, what: str, cure: str) -> None:
     """
     free = free_bytes(folder)
     if need > free:
-        are = "is" if free == 1 else "are"
         raise RunAgain(
-            f"fetching {what} needs {need:,} bytes, but only {free:,} {are} free in {folder}: "
-            f"{cure}"
+            f"fetching {what} needs {need:,} bytes, but only {free:,} are free in {folder}: {cure}"
         )
 
 
