@@ -14,41 +14,12 @@ from typing import Any, BinaryIO
 
 from jaxtrain import terminal
 from jaxtrain.data.source import Sources
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample
 
 _NAME = "quarantine.jsonl"
 _NAMED = 5  # broken files that the console lists
 # The run directory may be on a network file system, so it is not read at every step.
 _CHECK_EVERY_S = 5.0
-
-
-class TooManyBroken(InputError):
-    """More input files are broken than ``data.max_bad_share`` allows.
-
-    Args:
-        complaint: the result of :func:`too_many`.
-        bad: the broken files.
-    """
-
-    def __init__(self, complaint: str, bad: tuple[BadExample, ...]) -> None:
-        super().__init__(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
-        self.complaint, self.bad = complaint, bad
-
-
-def skip(bad: Sequence[BadExample], files: int, largest: float, say: Callable[[str], None]) -> None:
-    """Lists the first broken input files on the console.
-
-    Args:
-        bad: the broken input files.
-        files, largest: see :func:`too_many`.
-        say: prints a line.
-
-    Raises:
-        TooManyBroken: more are broken than the config tolerates.
-    """
-    name_first(bad, say)
-    if complaint := too_many(len(bad), files, largest):
-        raise TooManyBroken(complaint, tuple(bad))
 
 
 def name_first(bad: Sequence[BadExample], say: Callable[[str], None]) -> None:

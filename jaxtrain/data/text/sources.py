@@ -258,7 +258,6 @@ class Text(DataConfig):
             The tokens; None if other parts have yet to make some.
 
         Raises:
-            TooManyBroken: too many bad files.
             InputError: no path, no text, or a tokenizer that does not fit.
             RunAgain: a disk, the bucket or the Hub is full or unavailable.
         """
@@ -295,7 +294,7 @@ class Text(DataConfig):
         made = {shard: Made.of(root / shard.folder(recipe), recipe.dtype) for shard in every}
         bad = _bad(sources, made)
         total = sum(len(source.files) for source in sources)
-        quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
+        quarantine.name_first(tuple(bad.values()), say)
         _report_skipped(made.values(), say)
         train_split = 1 - self._held_out(sources, made, say)
         return Prepared(
