@@ -86,14 +86,12 @@ class _Source:
         files: all files.
         shards: those to use, each with its side; None splits its documents.
         most: how many documents to use; None uses all.
-        fraction: of the documents in ``shards``, if it is known; else 1.
     """
 
     name: str
     files: tuple[documents.File, ...]
     shards: tuple[tuple[Shard, Split | None], ...]
     most: int | None = None
-    fraction: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -464,16 +462,13 @@ class Text(DataConfig):
         limited = []
         quotas = mixture.shared_out(self.max_examples, sizes)
         for source, quota in zip(sources, quotas, strict=True):
-            most, used, fraction = max(least, quota), list[tuple[Shard, Split | None]](), 1.0
+            most, used = max(least, quota), list[tuple[Shard, Split | None]]()
             sides = sorted({side for _, side in source.shards}, key=str)
             for side in sides:
                 of_side = [shard for shard, its_side in source.shards if its_side == side]
-                count, share = vocabulary.first_shards(of_side, most, folder, say)
-                fraction = fraction if side == "val" else share
+                count = vocabulary.first_shards(of_side, most, folder, say)
                 used += [(shard, side) for shard in of_side[:count]]
-            limited.append(
-                dataclasses.replace(source, shards=tuple(used), most=most, fraction=fraction)
-            )
+            limited.append(dataclasses.replace(source, shards=tuple(used), most=most))
         return limited
 
     def _samples(self, sources: Sequence[_Source]) -> list[vocabulary.Sample]:
@@ -484,8 +479,7 @@ class Text(DataConfig):
             if training:
                 # The tokens are not counted yet, so no more than this certainly trains.
                 split = 1 - layout.LARGEST_HELD_OUT if training[0][1] else 1.0
-                below = layout.limit(split * source.fraction)
-                samples.append((training, below))
+                samples.append((training, layout.limit(split)))
         return samples
 
     def _held_out(

@@ -73,8 +73,8 @@ def prepare(
     return target / tokenizer.NAME
 
 
-def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> tuple[int, float]:
-    """Chooses how many shards to use for a number of documents.
+def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> int:
+    """Returns how many shards have a number of documents.
 
     Their documents are counted, once, if the text is much more than so many documents may have.
 
@@ -83,12 +83,9 @@ def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> 
         most: number of documents.
         folder: folder of the caches.
         say: prints a line on the console.
-
-    Returns:
-        How many of the shards to use, and which fraction of their documents; 1 if it is unknown.
     """
     if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
-        return len(shards), 1.0
+        return len(shards)
 
     def build(work: Path) -> dict[str, Any]:
         say(f"looking for {most:,} documents")
@@ -96,12 +93,11 @@ def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> 
         for number, shard in enumerate(shards, 1):
             documents += sum(1 for _ in _read(shard, []))
             if documents >= most:
-                return {"shards": number, "documents": documents}
-        return {"shards": len(shards), "documents": documents}
+                return {"shards": number}
+        return {"shards": len(shards)}
 
     key = cache.digest(_VERSION, [shard.key() for shard in shards], most)
-    counted = cache.make_folder(folder / f"first-{key[:20]}", build, say)
-    return counted["shards"], min(1.0, most / max(1, counted["documents"]))
+    return int(cache.make_folder(folder / f"first-{key[:20]}", build, say)["shards"])
 
 
 def _documents(samples: Sequence[Sample]) -> Iterator[str]:
