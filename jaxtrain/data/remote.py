@@ -2,7 +2,6 @@
 
 A copy of an object in a bucket is kept for its size and ETag, so that a changed object is fetched
 again. A file whose version is unknown, at ``https://`` or in a list, is assumed not to change.
-Callers :func:`discard` a file that is not a valid video or tar.
 
 A file is kept only if it arrived complete, with the number of bytes that the server announced, and
 if it is not a web page, such as a login page. obstore retries failed requests. A connection that
@@ -187,16 +186,6 @@ def copy_folder(
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         place.symlink_to(copy)
-
-
-def discard(cached: str) -> None:
-    """Removes a file from the cache, so that the next start fetches it again.
-
-    Args:
-        cached: a path that :func:`fetch` returned.
-    """
-    with contextlib.suppress(OSError):
-        Path(cached).unlink(missing_ok=True)
 
 
 def _has_another(path: Path) -> bool:

@@ -49,7 +49,6 @@ _KINDS = 5  # of other files, in a message
 _AT_ONCE = 16  # requests for the versions of objects
 _OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | _BESIDE | {tar_members.SUFFIX}
-_REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 
 
 class VideoFile(NamedTuple):
@@ -61,7 +60,6 @@ class VideoFile(NamedTuple):
         path: the absolute path on disk, of the cache's copy for a URL; in a tar, the tar's path and
             the member's name. It may not exist. "" if the file was left at a URL.
         span: the place in a tar; None for a separate file.
-        fetched: whether the file on disk is the cache's copy of a file at a URL.
         url: of a file that was left there, or is to be fetched; "" for others.
         version: size and ETag of an object in a bucket; None if they are unknown.
     """
@@ -69,7 +67,6 @@ class VideoFile(NamedTuple):
     name: str
     path: str = ""
     span: Span | None = None
-    fetched: bool = False
     url: str = ""
     version: tuple[int, str] | None = None
 
@@ -143,12 +140,10 @@ def find(
     }
     copies = remote.fetch(wanted, cache_root, flag, say)
     in_folder = [
-        file._replace(path=copies[file.url], url="", version=None, fetched=True)
-        if file.url in copies
-        else file
+        file._replace(path=copies[file.url], url="", version=None) if file.url in copies else file
         for file in given
     ]
-    videos = [video for file in in_folder for video in _with_tar_members(file, flag)]
+    videos = [video for file in in_folder for video in _with_tar_members(file)]
     if not videos:
         raise InputError(f"{flag} {shown}: no video files found: {cure}")
     return sorted(_distinct(videos, flag, shown).values(), key=lambda video: video.name)
@@ -247,20 +242,13 @@ def _suffix(url: str) -> str:
     return os.path.splitext(addresses.split(url).path)[1].lower()
 
 
-def _with_tar_members(file: VideoFile, flag: str) -> Iterator[VideoFile]:
+def _with_tar_members(file: VideoFile) -> Iterator[VideoFile]:
     """Yields the file itself, or the videos in it if it is a tar."""
     if not file.path.lower().endswith(tar_members.SUFFIX):
         yield file
         return
-    try:
-        members = tar_members.members(file.path)
-    except InputError as error:
-        if not file.fetched:
-            raise
-        remote.discard(file.path)
-        raise InputError(f"{flag} {file.name}: {error}; {_REMOVED}") from None
     inside = []
-    for member, span in members:
+    for member, span in tar_members.members(file.path):
         member = member.removeprefix("./")
         hidden = any(part.startswith(".") for part in member.split("/"))
         if os.path.splitext(member)[1].lower() in SUFFIXES | _BESIDE and not hidden:
