@@ -205,26 +205,7 @@ def prepare(
         name, reason = next(iter(outcome.failed.items()))
         raise InputError(f"{name.rpartition(' (')[0]}: {reason}")
     with ThreadPoolExecutor(_FETCHES) as pool:  # all that exist are fetched
-        return all(list(pool.map(lambda name: _is_here(folder / name, bucket, say), missing)))
-
-
-def _is_here(folder: Path, bucket: cache.CacheBucket | None, say: Say) -> bool:
-    """Returns whether a shard is complete, after fetching it from a bucket."""
-
-    def absent(work: Path) -> dict[str, Any]:
-        raise _Absent
-
-    if bucket is None:
-        return record.read(folder) is not None
-    try:
-        cache.make_folder(folder, absent, say, bucket=bucket)
-    except _Absent:
-        return False
-    return True
-
-
-class _Absent(Exception):
-    """A bucket does not have a shard."""
+        return all(list(pool.map(lambda name: cache.is_here(folder / name, say, bucket), missing)))
 
 
 def _begin(recipe: Recipe, few: bool, worker: Worker) -> resumable.Make:
