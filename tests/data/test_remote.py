@@ -131,7 +131,7 @@ def test_errors_of_a_bucket_name_the_flag(
             r"s3://bucket/gone\.mp4 cannot be fetched: there is no such object",
         ),
         ("s3://bucket/none", "no video files found"),
-        ("s3://bucket/0.mp4?versionId=1", r"0\.mp4\?query=.* has a query"),
+        ("s3://bucket/0.mp4?versionId=1", r"0\.mp4\?hidden has a query"),
         ("nosuch://a/b.mp4", "use a path, https://, s3://, or gs://"),
     ):
         with pytest.raises(InputError, match=f"--data.path {words}|{words}") as caught:
