@@ -51,8 +51,6 @@ class Preparation(Protocol):
         """Makes a part.
 
         Args:
-            say: prints a message.
-            part: which one.
             sharing: number of processes that share this host's cores.
         """
 
@@ -88,8 +86,6 @@ class DataConfig(bounds.Section):
 
         Args:
             model: the run's model config, for the shapes of an example.
-            seed: of the run.
-            say: prints a line.
 
         Raises:
             InputError: none of the data can be used.
@@ -97,12 +93,7 @@ class DataConfig(bounds.Section):
         raise NotImplementedError
 
     def to_prepare(self, model: Any, say: Callable[[str], None]) -> Sequence["Preparation"]:
-        """Returns what all processes make together, because the cache lacks it, before they open.
-
-        Args:
-            model: the run's model config.
-            say: prints a line.
-        """
+        """Returns what the cache lacks, which all processes make together before they open."""
         del model, say
         return ()
 
@@ -124,7 +115,6 @@ class DataConfig(bounds.Section):
 
         Args:
             spec: the arrays that the model requires: ``batch_spec`` of :meth:`training_model`.
-            model: the model's config.
         """
         del model
         return spec

@@ -56,7 +56,6 @@ def fail(
     """Raises an error of the Hub, the network, or a disk as one line, and any other unchanged.
 
     Args:
-        error: from a library.
         text: what was asked for, as typed.
         kind: ``model`` or ``dataset``.
         page: of the repository, below the Hub's URL.

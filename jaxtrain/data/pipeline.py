@@ -45,14 +45,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     """Yields global batches without end, from any number of examples seen.
 
     Args:
-        source: the training split.
         mesh: each batch is divided over all its devices.
         spec: the arrays of a global batch as the workers make them (``Run.sent_spec``).
         start: number of examples seen.
-        seed: seed of the global order.
         workers: number of worker processes; 0 loads in this process.
         prefetch: batch parts that each worker holds ready.
-        quarantine: records broken examples.
         continues: whether batches come from this process once the system has killed a worker, so
             that all processes of a run can agree on its end, and save.
         index_limits: as for :class:`Placement`.
@@ -62,7 +59,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             ready (:meth:`note_pending`).
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
-        workers: number of worker processes.
         lost: why the workers have ended, if the system has killed one of them; else "".
 
     Raises:
@@ -233,14 +229,9 @@ class ValidationBatches:
     """Yields the same few global batches each time, from host memory after the first pass.
 
     Args:
-        source: the validation split.
-        mesh: each batch is divided over all its devices.
-        spec: the arrays of a global batch as the workers make them.
         examples: largest number of examples to use; the split may have fewer.
         seed: seed of the randomness in an example, such as masks.
         threads: number of threads that load during the first pass.
-        quarantine: records broken examples.
-        index_limits: as for :class:`Placement`.
     """
 
     def __init__(
@@ -309,14 +300,9 @@ class _ValidationRows:
     sum of the weights.
 
     Args:
-        source: the validation split.
         seed: an example's randomness is a function of this seed and its index.
-        examples: number of examples to use; at most the size of the split.
-        batch_size: global batch size.
         first_row: this process's first row in a global batch.
         rows_per_batch: number of this process's rows in a global batch.
-        blank: makes an example of zeros.
-        quarantine: records broken examples.
     """
 
     source: Source

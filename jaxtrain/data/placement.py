@@ -17,7 +17,6 @@ class Placement:
 
     Args:
         mesh: the rows are divided over all its devices.
-        spec: the arrays of a global batch.
         limits: the number of valid values of arrays of indices (``ModelConfig.index_limits``).
     """
 

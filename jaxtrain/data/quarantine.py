@@ -39,7 +39,6 @@ class Quarantine:
     printed to stderr, and training continues.
 
     Args:
-        path: this process's file.
         earlier: name and length of each quarantine file when this run opened it. Inputs listed
             before that length were found by an earlier run and may have been fixed since.
     """
@@ -62,7 +61,6 @@ class Quarantine:
         """Records a broken input, unless this start of the run has already recorded it.
 
         Args:
-            bad: the file and the reason.
             during: when it was found: ``"index"``, ``"training"`` or ``"validation"``.
             position: the example's position in the order, if it has one.
         """
@@ -168,8 +166,6 @@ def too_many(bad: int, files: int, largest: float) -> str | None:
     """Returns an error text, without the fix, if too many input files are broken; else None.
 
     Args:
-        bad: number of broken input files.
-        files: number of input files.
         largest: largest tolerated fraction, ``data.max_bad_share``.
     """
     if bad <= largest * files:
@@ -181,15 +177,7 @@ def too_many(bad: int, files: int, largest: float) -> str | None:
 
 
 class BrokenFileLimit:
-    """Limits the fraction of input files that are broken.
-
-    Args:
-        sources: the opened data, with the files found broken at that time.
-        quarantine: lists the files found broken since then.
-        largest: largest tolerated fraction of broken input files.
-        clock: monotonic time in seconds.
-        say: prints a line about files found broken since the data was opened.
-    """
+    """Limits the fraction of input files that are broken."""
 
     def __init__(
         self,

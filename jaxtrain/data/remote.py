@@ -90,11 +90,7 @@ def list_folder(address: str, flag: str) -> dict[str, tuple[int, str]]:
 
 
 def version_of(address: str, flag: str) -> tuple[int, str] | None:
-    """Returns the size and ETag of an object at an s3 or gs URL; None for other URLs, or if absent.
-
-    Raises:
-        InputError, RunAgain: see :func:`list_folder`.
-    """
+    """Returns size and ETag of an object at an s3 or gs URL; None for other URLs, or if absent."""
     if addresses.split(address).scheme in addresses.HTTP:
         return None
     bucket, name = _object_at(address, flag)
@@ -113,9 +109,6 @@ def fetch(
 
     Args:
         wanted: URLs of the files, each with its size and ETag; None if these are unknown.
-        cache_root: the cache folder.
-        flag: the option that set the URLs, for messages.
-        say: prints a message.
 
     Returns:
         The path in the cache for each URL.
@@ -167,13 +160,7 @@ def copy_folder(
     """Fetches the files of a folder at an s3 or gs URL, and links them in a folder on disk.
 
     Args:
-        address: the URL.
-        folder: on disk.
-        cache_root, flag, say: as for :func:`fetch`.
         wanted: which files to fetch, by their names relative to the folder.
-
-    Raises:
-        InputError, RunAgain: see :func:`fetch`.
     """
     top = f"{address.rstrip('/')}/"
     listed = {
@@ -262,8 +249,6 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
         address: the URL, with its query. It is used as it is: a store for a host would change
             queries and %-escapes.
         path: the file, which is empty.
-        what: the flag and the URL as it may be shown.
-        stop: ends the download when it is set.
     """
     scheme, host, inside, query = addresses.split(address)
     options: Any = {**_TIMEOUTS, "allow_http": scheme == "http", "user_agent": "jaxtrain"}

@@ -160,10 +160,6 @@ def report(
     """Prints which files validate, what decided it, and which are not used because of their names.
 
     Args:
-        flag: names the source.
-        names: of the files.
-        sides: of each file.
-        say: prints a line.
         decided: what decided which files validate.
     """
     chosen = [name for name, side in zip(names, sides, strict=True) if side == "val"]
@@ -184,9 +180,6 @@ def warn_of_words(
     """Warns of words for a side that :func:`by_name` has not followed.
 
     Args:
-        flag: names the source.
-        names: of the files.
-        say: prints a line.
         all_train: whether ``data.val_path`` validates, so that no file is split.
     """
     if ignored := seen(names):

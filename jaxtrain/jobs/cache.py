@@ -36,8 +36,6 @@ class CacheBucket:
     """A cache in a bucket, as worker processes receive it.
 
     Attributes:
-        url: of the folder.
-        copy: the local copy.
         uploads: whether folders and files that are missing there are uploaded.
     """
 
@@ -144,8 +142,6 @@ def make_folder(
     Args:
         folder: the final path. Its name must depend on everything that its content depends on.
         build: fills an empty folder and returns the content of the record.
-        say: prints a message.
-        bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
     Raises:
         InputError: the disk is read-only.
@@ -237,11 +233,8 @@ def _fetch(
     """Fetches a folder if it is complete in the bucket; else returns None.
 
     Args:
-        folder: the final path.
-        say: prints a message.
         alone: whether this process has the lock. Then files that an earlier process has fetched
             are kept: the name of the folder determines their content.
-        bucket: has the cache.
     """
     work = folder.with_name(f"{folder.name}.fetching") if alone else _beside(folder)
     keep = alone

@@ -86,7 +86,6 @@ class Engine(Protocol):
 
         Args:
             begin: called once in each worker. Can be pickled, and its function never returns None.
-            items: inputs that can be pickled.
 
         Yields:
             An item and its result, or None if the item killed its worker twice.
@@ -99,11 +98,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Threads:
-    """Threads of this process, for work that waits for its devices.
-
-    Attributes:
-        workers: number of threads.
-    """
+    """Threads of this process, for work that waits for its devices."""
 
     workers: int
 
@@ -155,12 +150,7 @@ class _Stopped(BaseException):  # no error of an item, so its function must not 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Worker processes on this machine; a thread in a process that may start no others.
-
-    Attributes:
-        workers: number of processes.
-        say: prints a message.
-    """
+    """Worker processes on this machine; a thread in a process that may start no others."""
 
     workers: int
     say: Callable[[str], None] = terminal.say
@@ -197,9 +187,6 @@ class Processes:
         the death of one ends the others, too, and what they were processing would be lost.
 
         Args:
-            begin: see :meth:`map`.
-            waiting: the items.
-            workers: number of processes.
             killed: receives the items that kill their workers.
 
         Raises:
@@ -325,7 +312,6 @@ class Ray:
         gpus: None for work without a model, in workers with one CPU. A number is for work that
             loads a model: each worker has so many GPUs, such as 0.25, and an equal part of a node's
             CPUs. -1 is one, or none if the cluster has none.
-        say: prints a message.
     """
 
     address: str

@@ -116,12 +116,7 @@ def _first(folder: Path, *names: str) -> str:
 
 
 def too_many(workers: int, flag: str = "--data.workers") -> str | None:
-    """Returns why this process cannot have a number of workers, and what to do; else None.
-
-    Args:
-        workers: the number that was set.
-        flag: the flag that sets it.
-    """
+    """Returns why this process cannot have a number of workers, and what to do; else None."""
     free, limited = memory()
     need = workers * _LEAST_WORKER_MIB
     if need <= free / 2**20:
@@ -142,13 +137,7 @@ def allow_files() -> None:
 
 
 def refused(error: OSError, workers: int, flag: str = "--data.workers") -> InputError | None:
-    """Returns an error of the system that does not start more processes, with the fix; else None.
-
-    Args:
-        error: of the start of workers.
-        workers: their number.
-        flag: the flag that sets it.
-    """
+    """Returns the error, with the fix, if the system does not start more processes; else None."""
     if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
         return None
     return InputError(

@@ -70,7 +70,6 @@ def read(folder: Path, *, verify: bool = False) -> Record | None:
     """Returns the record of a complete folder; None if it is absent, or a file does not match it.
 
     Args:
-        folder: on disk.
         verify: whether to compare the checksums of files of up to 16 MiB, too.
     """
     try:
@@ -89,12 +88,7 @@ def damaged(folder: Path, record: Record, largest: int | None = None) -> str | N
     """Returns the first file whose size or checksum is another one; None if all are equal.
 
     Args:
-        folder: on disk.
-        record: of the folder.
         largest: size in bytes above which files are not read; None reads all.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     for name, about in record["files"].items():
         if (largest is None or about[0] <= largest) and _about(folder / name) != list(about):
@@ -109,7 +103,6 @@ def publish(made: Path, target: Path, aside: Path) -> None:
 
     Args:
         made: a file or folder on the same disk.
-        target: its place.
         aside: a path that does not exist, on the same disk.
 
     Raises:

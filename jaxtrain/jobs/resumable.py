@@ -142,7 +142,6 @@ class Outcome:
     """What happened to the items of a command.
 
     Attributes:
-        made: how many were made.
         skipped: how many were made before.
         failed: name -> reason, also of items that failed before and were not tried again.
         left: items that other parts have not made yet.
@@ -187,15 +186,11 @@ def run(
     """Makes the outputs that do not exist yet.
 
     Args:
-        items: the inputs, in any order.
         begin: called once in each worker; can be pickled.
         out: the folder of the outputs, or the URL of a folder in a bucket.
         settings: all that an output depends on besides its input, for JSON. OUT then has one set,
             with these settings. None is for a cache, where the names of outputs depend on them:
             it may have outputs of other items, too.
-        engine: where the work runs.
-        say: prints a message.
-        part: which items this command makes.
         doing: the work, for messages, such as "cutting".
         things: the inputs, for messages, such as "videos".
         finish: writes the folder :data:`FINISHED` of a complete set.
@@ -716,10 +711,6 @@ class _Place(abc.ABC):
         """Returns the outputs of other items than these, if they exist.
 
         Removes those whose inputs are now in other items.
-
-        Args:
-            items: the current ones.
-            inputs: names of all inputs.
         """
         listed = list(items)
         current = {_record_name(item.digest) for item in listed}

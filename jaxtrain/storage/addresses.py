@@ -93,7 +93,6 @@ def check(address: str, flag: str) -> None:
     """Checks the form of a URL, before the network is used.
 
     Args:
-        address: as typed, or from a list.
         flag: the flag or list that contains it, for messages.
 
     Raises:
@@ -133,10 +132,6 @@ def check(address: str, flag: str) -> None:
 
 def refuse_user(text: str, flag: str) -> None:
     """Rejects a text that contains a URL with a user or password.
-
-    Args:
-        text: the value of a field or argument.
-        flag: the flag that set it.
 
     Raises:
         InputError: there is one; the message does not repeat the URL.
@@ -240,7 +235,6 @@ def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
     They precede the first slash, or, with a slash in the password, follow a colon without a port.
 
     Args:
-        text: contains the URL.
         start: the position after ``://``.
         without: up to this position, no @ precedes the next space.
 

@@ -83,7 +83,6 @@ class Content(NamedTuple):
     """A small object.
 
     Attributes:
-        data: its content.
         version: identifies this content, for :meth:`Bucket.put_if`.
     """
 
@@ -98,10 +97,6 @@ def is_bucket(text: str) -> bool:
 
 def normalized(url: str, flag: str) -> str:
     """Returns the URL of a folder in a bucket without a final slash.
-
-    Args:
-        url: as typed.
-        flag: the flag or field that has the URL, for messages.
 
     Raises:
         InputError: it is not such a URL, or contains a user, a password, or a query.
@@ -148,7 +143,7 @@ class Bucket:
     """The objects below a URL; names are relative to it. Safe to use from several threads.
 
     A store that is busy is asked again for a minute or two, except by :meth:`put_if`, after which
-    it may be unknown who wrote.
+    it may be unknown who wrote. All methods that ask it may raise Unavailable or InputError.
 
     Args:
         url: from :func:`normalized`.
@@ -179,14 +174,9 @@ class Bucket:
         """Writes an object, from memory or from a file; it appears complete or not at all.
 
         Args:
-            name: of the object.
             data: its content, or the file with it.
             sent: called with the number of bytes, each time that the store has taken some, and
                 with a negative number if they are lost, because the upload failed.
-
-        Raises:
-            Unavailable, InputError: it is not written.
-            OSError: the file cannot be read.
         """
         size = data.stat().st_size if isinstance(data, Path) else len(data)
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
@@ -218,8 +208,6 @@ class Bucket:
         """Writes a small object unless another writer came first; returns its new version.
 
         Args:
-            name: of the object.
-            data: the new content.
             version: of the content to replace; None if there must be no object.
 
         Returns:
@@ -248,7 +236,6 @@ class Bucket:
 
         Raises:
             TooLarge: it has more than 64 MiB.
-            Unavailable, InputError: it cannot be read.
         """
         with self._explained(f"read {name}"), _unless_absent():
             answer = obstore.get(self._store, name)
@@ -270,7 +257,6 @@ class Bucket:
         Without an object, or with one that is too large, no file is written or replaced.
 
         Args:
-            name: of the object.
             path: the file; replaced if it exists.
             most: bytes that the object may have; None without a limit.
             size: bytes of the object, if they are known: the store is not asked first, and
@@ -278,9 +264,7 @@ class Bucket:
             received: called with the number of bytes of each part, and may raise.
 
         Raises:
-            TooLarge: it has more.
             Unavailable, InputError: it cannot be read completely, or changes meanwhile.
-            OSError: the file cannot be written.
         """
         about = self.about(name) if size is None else (size, "")
         if about is None:
@@ -300,8 +284,6 @@ class Bucket:
         """Returns a range of an object, as a buffer of bytes.
 
         Args:
-            name: of the object.
-            start: first byte.
             stop: end of the range, within the object.
             tag: ETag that the object must have; "" for any.
 
@@ -323,15 +305,10 @@ class Bucket:
         """Copies an object to a file, which appears complete or not at all.
 
         Args:
-            name: of the object.
             path: the file; an older one is replaced. Its folder must exist.
-            most: see :meth:`download`.
 
         Returns:
             Whether there is such an object; without one, the file is unchanged.
-
-        Raises:
-            TooLarge, Unavailable, InputError, OSError: see :meth:`download`.
         """
         with contextlib.suppress(_Absent), atomic.appearing(path) as beside:
             if not self.download(name, beside, most=most):
@@ -367,31 +344,19 @@ class Bucket:
 
     @_patient
     def about(self, name: str) -> tuple[int, str] | None:
-        """Returns the bytes and ETag of an object; None if there is none.
-
-        Raises:
-            Unavailable, InputError: it is unknown.
-        """
+        """Returns the bytes and ETag of an object; None if there is none."""
         with self._explained(f"read {name}"), _unless_absent():
             meta = obstore.head(self._store, name)
             return meta["size"], meta["e_tag"] or ""
         return None
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Returns the objects below a folder: name -> bytes.
-
-        Raises:
-            Unavailable, InputError: they cannot be listed.
-        """
+        """Returns the objects below a folder: name -> bytes."""
         return {name: size for name, (size, _) in self.versions(folder).items()}
 
     @_patient
     def names(self, folder: str = "") -> list[str]:
-        """Returns the names of the objects and folders in a folder, not of what is below them.
-
-        Raises:
-            Unavailable, InputError: they cannot be listed.
-        """
+        """Returns the names of the objects and folders in a folder, not of what is below them."""
         with self._explained(f"list {folder or 'the folder'}"):
             listed = obstore.list_with_delimiter(self._store, prefix=folder or None)
         paths = [*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])]
@@ -399,11 +364,7 @@ class Bucket:
 
     @_patient
     def versions(self, folder: str = "") -> dict[str, tuple[int, str]]:
-        """Returns the objects below a folder: name -> bytes and ETag.
-
-        Raises:
-            Unavailable, InputError: they cannot be listed.
-        """
+        """Returns the objects below a folder: name -> bytes and ETag."""
         with self._explained(f"list {folder or 'the folder'}"):
             pages = obstore.list(self._store, prefix=folder or None)
             entries = itertools.chain.from_iterable(pages)

@@ -42,7 +42,6 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     """Returns the exception for a disk error: RunAgain if it may be temporary, else InputError.
 
     Args:
-        error: from the operating system.
         what: what failed, with the path.
         cure: the fix if the disk itself is fine.
     """
@@ -69,8 +68,6 @@ def unreadable(
     be listed: then the disk is most likely not mounted.
 
     Args:
-        path: the file.
-        error: from the operating system.
         more: end of the reason.
         existed: whether the file could be read before.
         folder: of the file; None is the folder of ``path``.
@@ -121,7 +118,6 @@ def unwritable(path: Path, words: str | None) -> InputError | RunAgain:
     fail, too.
 
     Args:
-        path: the file.
         words: the system's message.
     """
     if cure_of(words or "") == FREE_SPACE:
@@ -139,10 +135,7 @@ def check_room(folder: Path, need: int, what: str, cure: str) -> None:
     """Checks that a folder's disk has room for what is about to be fetched.
 
     Args:
-        folder: exists.
         need: in bytes.
-        what: is fetched, for the message.
-        cure: the fix.
 
     Raises:
         RunAgain: it has not.

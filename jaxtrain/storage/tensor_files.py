@@ -59,11 +59,7 @@ _WRAPPERS = ("state_dict", "model", "module", "model_state_dict")
 
 
 def check_ending(path: Path) -> None:
-    """Checks that a file name has a supported suffix.
-
-    Raises:
-        InputError: it has not; the message lists the supported ones.
-    """
+    """Checks that a file name has a supported suffix."""
     if path.suffix not in ENDINGS:
         raise InputError(
             f"{path}: the name of a weights file must end with one of {', '.join(ENDINGS)}"
@@ -71,11 +67,7 @@ def check_ending(path: Path) -> None:
 
 
 def check_pytorch(path: Path) -> None:
-    """Checks that PyTorch is installed, which a PyTorch file requires.
-
-    Raises:
-        InputError: it is not; the message has the command that installs it.
-    """
+    """Checks that PyTorch is installed, which a PyTorch file requires."""
     _torch(path)
 
 
@@ -83,10 +75,6 @@ def read(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Tensors, dict[str, str]]:
     """Reads the arrays of a file (floating-point ones as float32), and its metadata.
-
-    Args:
-        path: the file.
-        wanted: whether to read the array with this name; the default reads all.
 
     Raises:
         InputError: the file does not exist, or has other content.
@@ -102,7 +90,6 @@ def of_folder(folder: Path, name: str) -> list[Path]:
     """Returns the ``.safetensors`` files of a folder of transformers or diffusers.
 
     Args:
-        folder: the folder.
         name: the file, or that of which ``NAME.index.json`` lists the parts; the file comes first,
             as in transformers.
 
@@ -147,15 +134,7 @@ def parts(index: Path) -> list[str]:
 
 
 def check_file(path: Path, wanted: str) -> None:
-    """Checks that a path is a regular file.
-
-    Args:
-        path: the file.
-        wanted: describes the expected file, for the error.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Checks that a path is a regular file."""
     if path.is_file():
         return
     if path.is_dir():
@@ -189,13 +168,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     """Writes arrays atomically.
 
     Args:
-        path: the file; its suffix selects the format.
-        tensors: name -> array.
         about: metadata for a ``.safetensors`` file; PyTorch's format has none.
 
     Raises:
         InputError: the suffix is not supported, or PyTorch is required but not installed.
-        OSError: the file cannot be written.
     """
     check_ending(path)
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -219,9 +195,7 @@ class ArrayLocation(NamedTuple):
 
     Attributes:
         code: the format's name for the dtype.
-        shape: of the array.
         begin: offset of its first byte in the file.
-        bytes: its size.
     """
 
     code: str
@@ -319,11 +293,7 @@ def _read_pytorch(path: Path) -> Tensors:
 
 
 def _check_tensor(torch: Any, tensor: Any, what: str) -> None:
-    """Checks that a tensor is a plain array.
-
-    Raises:
-        InputError: it is not; the message gives the kind.
-    """
+    """Checks that a tensor is a plain array."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else "sparse"

@@ -72,11 +72,7 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     The result depends only on the documents, not on the process or its threads.
 
     Args:
-        documents: texts, in order.
         vocab_size: entries, including :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
-
-    Raises:
-        InputError: the vocabulary is too small for the bytes.
     """
     check_size(vocab_size, "byte_bpe", specials.CAUSAL)
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -153,10 +149,6 @@ class Encoder:
 
 def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
     """Raises unless every text can be encoded and is decoded unchanged.
-
-    Args:
-        tokenizer: as read from a ``tokenizer.json``.
-        name: its name in messages.
 
     Raises:
         InputError: the tokenizer is lossy; the message gives its kind, the loss and the fix.

@@ -71,10 +71,8 @@ class Masked(Text):
         """Opens both splits of text that is in the cache.
 
         Args:
-            prepared: the result of :meth:`Text.prepare`.
             model: provides ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
                 ``attend`` and ``init_from``.
-            say: prints a line on the console.
 
         Raises:
             InputError: no token to predict in a split, or another padding id.
@@ -203,9 +201,7 @@ class Causal(Text):
         :meth:`jaxtrain.data.text.windows.WindowSource.example`.
 
         Args:
-            prepared: the result of :meth:`Text.prepare`.
             model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
-            say: prints a line on the console.
         """
         length, recipe = model.sequence_length, prepared.recipe
         rule = Rule(length, None, self.fit_documents)

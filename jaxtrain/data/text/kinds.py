@@ -79,9 +79,6 @@ def unpacked(data: BinaryIO, packing: str, path: str, buffer_bytes: int) -> Iter
 
     Args:
         data: the file, at its start.
-        packing: one of :data:`COMPRESSED`.
-        path: of the file.
-        buffer_bytes: to unpack at once.
 
     Raises:
         BadExample: it is damaged, incomplete, or not compressed; also while the block reads.

@@ -80,11 +80,7 @@ class Skipped:
 
 
 def require_parquet(name: str) -> None:
-    """Checks that parquet files can be read.
-
-    Raises:
-        InputError: the extra ``parquet`` is not installed.
-    """
+    """Checks that parquet files can be read."""
     if importlib.util.find_spec("pyarrow") is None:
         raise InputError(f"{name} requires the package pyarrow: {versions.install('parquet')}")
 
@@ -107,14 +103,7 @@ class _BadLine(Exception):
 
 
 class _Rows:
-    """Counts the rows of a section, and decides whether too many are bad.
-
-    Args:
-        path: of the file.
-        how: to read them.
-        skipped: receives their numbers.
-        things: what a row is called.
-    """
+    """Counts the rows of a section, and decides whether too many are bad."""
 
     def __init__(self, path: str, how: Rows, skipped: Skipped, things: str) -> None:
         self._path, self._share = path, how.max_bad_share
@@ -180,11 +169,7 @@ def _skip_line(data: BinaryIO) -> int:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line; None for a blank one.
-
-    Raises:
-        _BadLine: it is not an object.
-    """
+    """Returns the object of a line; None for a blank one."""
     if len(line) > LONGEST_LINE:
         raise _BadLine(f"more than {LONGEST_LINE:,} bytes: split it")
     try:
@@ -211,10 +196,7 @@ def read_jsonl(
 
     Args:
         data: the file, at its start.
-        path: of the file, for messages.
         start, stop: the range in bytes; a stream is read from 0.
-        how: to read the lines.
-        skipped: counts those that are not read.
 
     Raises:
         BadExample: too many lines cannot be used, or most lack the field.
@@ -263,9 +245,6 @@ def read_parquet(
     data: BinaryIO, path: str, start: int, stop: int, how: Rows, skipped: Skipped
 ) -> Iterator[str]:
     """Yields the texts of the row groups whose first column begins in the range.
-
-    Args:
-        data, path, start, stop, how, skipped: see :func:`read_jsonl`.
 
     Raises:
         BadExample: the file is broken, lacks the column, or too many rows cannot be used.
@@ -353,8 +332,6 @@ def choose(files: Sequence["File"], name: str, flag: str) -> Field | None:
 
     Args:
         files: the files of a source; those without rows do not matter.
-        name: of the source, for messages.
-        flag: the flag that names the field, for messages.
 
     Returns:
         The field; None if no row has a usual one.

@@ -62,10 +62,7 @@ class Recipe:
 
     Attributes:
         tokenizer: content of the ``tokenizer.json``.
-        name: its path, for messages.
-        form: which parts of the documents to keep.
         marks: special tokens between documents.
-        ids: number of ids.
     """
 
     tokenizer: str
@@ -88,11 +85,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Files, or a part of a large one, that are tokenized together.
-
-    Attributes:
-        sections: what to read.
-    """
+    """Files, or a part of a large one, that are tokenized together."""
 
     sections: tuple[Section, ...]
 
@@ -120,12 +113,7 @@ class Shard:
 
 
 def plan(files: Sequence[File], rows: Rows) -> list[Shard]:
-    """Divides files into shards, ordered by the hashes of the files' names.
-
-    Args:
-        files: the files.
-        rows: how to read those that have rows.
-    """
+    """Divides files into shards, ordered by the hashes of the files' names."""
     made = [
         (grouping.hash_of(file.name), _ranges(file, rows))
         for file in files
@@ -168,12 +156,7 @@ def prepare(
 
     Args:
         shards: all of a command, in any order.
-        recipe: what tokens depend on.
-        folder: of the shards.
-        say: prints a line on the console.
         engine: where the work runs; None uses the cores of this machine.
-        part: which shards to make.
-        bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
     Returns:
         Whether all are in ``folder``; without it, other parts have yet to make some.
@@ -275,10 +258,6 @@ class _Writer(contextlib.ExitStack):
 
     Memory holds 48 bytes for each document, and less than 130 in :meth:`finish`; few of their
     tokens and sentences.
-
-    Args:
-        folder: of the shard.
-        dtype: of the ids.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
@@ -353,14 +332,11 @@ class Made:
     """A shard in the cache.
 
     Attributes:
-        folder: its folder.
-        sha256: digest of its content.
         bad: name -> reason of each broken file; none of its documents is in the shard.
         skipped: name -> number of rows without text, of files that have such.
         bad_rows: name -> number of rows that cannot be used, and place and reason of the first.
         count: number of documents.
         bytes: their size.
-        dtype: dtype of the ids.
     """
 
     folder: Path

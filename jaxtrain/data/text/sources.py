@@ -53,13 +53,10 @@ class Prepared:
     """The text of a config in the cache.
 
     Attributes:
-        corpora: the tokens of each source.
         root: folder of the shards.
         tokenizer: path of the ``tokenizer.json``.
-        recipe: what the tokens depend on.
         files: number of input files, good and bad.
         cut: whether some are so long that they are several documents.
-        bad: the bad files.
         bucket: has the cache; None if it is on disk.
     """
 
@@ -83,7 +80,6 @@ class _Source:
 
     Attributes:
         name: the flag and its value.
-        files: all files.
         shards: those to use, each with its side; None splits its documents.
         most: how many documents to use; None uses all.
     """
@@ -218,13 +214,8 @@ class Text(DataConfig):
         """Opens both splits; makes the tokens and finds the examples that the cache lacks.
 
         Args:
-            model: see :meth:`examples`.
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
-            say: prints a line on the console.
-
-        Raises:
-            InputError: see :meth:`examples` and :meth:`prepare`.
         """
         del seed
         prepared = self.prepare(model, say)
@@ -247,9 +238,7 @@ class Text(DataConfig):
 
         Args:
             model: provides ``vocab_size`` and ``init_from``.
-            say: prints a line on the console.
             engine: where shards are made; None uses the cores of this machine.
-            part: which of the missing shards to make.
             uploads: whether a bucket gets the tokenizer and the examples, too.
 
         Returns:
@@ -316,10 +305,7 @@ class Text(DataConfig):
         """Combines the sources of examples into the result of ``open``.
 
         Args:
-            prepared: the result of :meth:`prepare`.
             parts: for each split, the source of examples of each source of text that has some.
-            say: prints a line on the console.
-            summary: one line for the console.
         """
         for number in range(1 + len(self.more_paths)):
             if number not in parts["train"]:
@@ -396,12 +382,7 @@ class Text(DataConfig):
         folder: Path,
         say: Callable[[str], None],
     ) -> Rows:
-        """Returns how to read the rows of a source; finds and prints the field with the text.
-
-        Raises:
-            InputError: several fields may have it.
-            RunAgain: a disk, the bucket or the Hub is unavailable.
-        """
+        """Returns how to read the rows of a source; finds and prints the field with the text."""
         with_rows = [file for file in files if not kinds.is_plain(file.name)]
         if self.text_field is not None or not with_rows:
             return Rows(self.text_field, self.max_bad_share)
@@ -425,13 +406,7 @@ class Text(DataConfig):
     def _sides(
         self, files: Sequence[documents.File], name: str, say: Callable[[str], None]
     ) -> dict[documents.File, Split | None]:
-        """Returns the files of a source that are used, and the side of each; None is split.
-
-        Args:
-            files: all files.
-            name: of the source, for messages.
-            say: prints which files validate, and which are not used.
-        """
+        """Returns the files of a source that are used, and the side of each; None is split."""
         names = [file.name for file in files]
         by_name = splits.by_name(names)
         all_train = self.val_path is not None

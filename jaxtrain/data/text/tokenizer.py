@@ -114,9 +114,7 @@ def train(
     The result depends only on the documents, not on the process or its threads.
 
     Args:
-        documents: texts, in order.
         vocab_size: entries, including special tokens.
-        kind: see the module's docstring.
 
     Raises:
         InputError: the vocabulary is too small for this kind, or the text has nothing to learn.
@@ -291,11 +289,7 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
 
 
 def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> None:
-    """Raises unless every id is below ``vocab_size`` and there is an ordinary token.
-
-    Raises:
-        InputError: the vocabulary does not fit; the message gives both sizes.
-    """
+    """Raises unless every id is below ``vocab_size`` and there is an ordinary token."""
     size = 1 + max(tokenizer.get_vocab().values())
     if size > vocab_size:
         raise InputError(
@@ -307,11 +301,7 @@ def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> N
 
 
 def check_travels(source: Path) -> None:
-    """Rejects a weights file, before anything is read.
-
-    Raises:
-        InputError: the source is a file, which comes without a tokenizer.
-    """
+    """Rejects a weights file, before anything is read."""
     if source.is_file() and not pointer.is_checkpoint(source):
         raise InputError(
             f"{source} is a weights file, which has no tokenizer: pass the checkpoint, the run "

@@ -40,14 +40,9 @@ def prepare(
     """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 
     Args:
-        samples: the training documents of all sources.
         vocab_size: entries to train, or the limit for a given tokenizer.
-        kind: kind of tokenizer to train.
         form: which parts of the text tokens must represent; a given tokenizer is checked for it.
         given: a ``tokenizer.json``; None trains one.
-        folder: folder of the caches.
-        say: prints a line on the console.
-        bucket: has the cache that ``folder`` is a copy of.
 
     Raises:
         InputError: the given tokenizer does not fit, or the vocabulary is too small for the kind.
@@ -81,8 +76,6 @@ def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> 
     Args:
         shards: all shards, in the order in which they are used.
         most: number of documents.
-        folder: folder of the caches.
-        say: prints a line on the console.
     """
     if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
         return len(shards)

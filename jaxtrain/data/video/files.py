@@ -104,10 +104,6 @@ def find(
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
     Args:
-        path: a folder, a video file, a tar, a pattern of tars, or a list of files.
-        flag: the option that set the path, for messages.
-        cache_root: the cache folder, which holds fetched files.
-        say: prints a message.
         fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
         by_http: False refuses files at https://, which are prepared before a run.
 
@@ -150,11 +146,7 @@ def find(
 
 
 def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
-    """Fetches a video that :func:`find` left at a URL into a folder.
-
-    Raises:
-        InputError, RunAgain: see :func:`find`.
-    """
+    """Fetches a video that :func:`find` left at a URL into a folder."""
     path = remote.fetch({video.url: video.version}, folder, flag, lambda line: None)[video.url]
     return video._replace(path=path)
 

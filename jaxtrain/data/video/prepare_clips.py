@@ -35,12 +35,7 @@ def run(
     """Cuts all videos that have not been cut yet.
 
     Args:
-        source: a folder, a video, or a list of videos.
         out: the output folder, created if missing, or the URL of a folder in a bucket.
-        settings: settings of the pieces, the same for all pieces of a folder.
-        engine: cuts the videos.
-        say: prints a message.
-        part: which of the videos to cut.
 
     Returns:
         What happened; its totals are ``pieces``, ``frames``, ``frames_left_out`` and

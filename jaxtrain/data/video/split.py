@@ -15,7 +15,6 @@ class Videos(NamedTuple):
     """Videos of one input.
 
     Attributes:
-        names: of the videos.
         contents: values that are equal for equal videos.
     """
 
@@ -37,9 +36,6 @@ def choose(
         videos: the usable videos of ``data.path``.
         val: those of ``data.val_path``, all of which validate; None splits ``videos``.
         sizes: number of examples in each of ``videos``.
-        train_share: fraction of the examples for training.
-        source: ``data.path``, for messages.
-        say: prints which videos validate, and which are not used.
 
     Raises:
         InputError: no video is left for training, or there is only one.

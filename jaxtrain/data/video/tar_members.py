@@ -16,11 +16,7 @@ _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 
 
 def check_not_packed(path: str, flag: str) -> None:
-    """Rejects a compressed tar, because its members cannot be read without unpacking it.
-
-    Raises:
-        InputError: the tar is compressed.
-    """
+    """Rejects a compressed tar, because its members cannot be read without unpacking it."""
     if path.lower().endswith(_PACKED):
         raise InputError(
             f"{flag} {path} is a compressed tar, which cannot be read in place: decompress it to a "

@@ -29,11 +29,7 @@ _TAG_BT709, _TAG_BT601 = 1, 6  # ITU-T H.273 matrix coefficients
 
 
 def check_path(path: Path) -> None:
-    """Checks that a video can be written to a path.
-
-    Raises:
-        InputError: the suffix is not supported, or the path is not writable.
-    """
+    """Checks that a video can be written to a path."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(
             f"{path}: the suffix of an output video must be one of {', '.join(ENDINGS)}"
