@@ -294,20 +294,13 @@ def _read_pytorch(path: Path) -> Tensors:
 
 def _check_tensor(torch: Any, tensor: Any, what: str) -> None:
     """Checks that a tensor is a plain array."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else "sparse"
-    elif tensor.is_quantized:
-        kind = "quantized"
-    elif tensor.device.type != "cpu":  # "meta" has no data
-        kind = f"on the device {tensor.device.type!r}, without data,"
-    elif dtype not in _TORCH_DTYPES:
-        kind = f"of type {dtype}"
-    else:
-        return
-    raise InputError(
-        f"{what} is {kind} and not supported: save dense float32, bfloat16, or float16 arrays"
-    )
+    dtype, device = str(tensor.dtype).removeprefix("torch."), tensor.device.type
+    dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+    if not dense or device != "cpu" or dtype not in _TORCH_DTYPES:  # "meta" has no data
+        raise InputError(
+            f"{what} is not supported ({'' if dense else 'sparse, nested, or quantized; '}{dtype} "
+            f"on the device {device}): save dense float32, bfloat16, or float16 arrays"
+        )
 
 
 def _state_dict(path: Path, content: Any) -> Mapping[str, Any]:
