@@ -1,5 +1,6 @@
 """Explains errors of the Hugging Face Hub: its models and data sets fail in the same ways."""
 
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from jaxtrain.errors import InputError, RunAgain
@@ -16,27 +17,28 @@ def is_temporary(error: BaseException | None) -> bool:
     Each library has its own classes for these, which need not derive from Python's. A host that
     does not exist is not temporary.
     """
-    if addresses.is_unknown_host(error):
-        return False
+    answer = response(error)
+    if answer is not None:  # the Hub was reached
+        return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
+    of_network = any(
+        isinstance(cause, ConnectionError | TimeoutError)
+        or any(kind.__module__.startswith(_NETWORK) for kind in type(cause).__mro__)
+        for cause in _chain(error)
+    )
+    return of_network and not addresses.is_unknown_host(error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and its causes."""
     while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:  # the Hub was reached
-            return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
-        of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
-        if of_library or isinstance(error, ConnectionError | TimeoutError):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
 def response(error: BaseException | None) -> Any:
     """Returns the Hub's response that an error or one of its causes is about, or None."""
-    while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:
-            return answer
-        error = error.__cause__ or error.__context__
-    return None
+    answers = (getattr(cause, "response", None) for cause in _chain(error))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def reason(error: BaseException) -> str:
