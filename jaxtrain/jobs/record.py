@@ -51,14 +51,11 @@ def parsed(data: bytes | None) -> Record | None:
     """Returns a record; None if it is missing or damaged."""
     try:
         record = dict(json.loads(data or b""))
-        sound = all(type(size) is int and len(digest) == 64 for size, digest in _listed(record))
+        listed = record["files"].values()
+        sound = all(type(size) is int and len(digest) == 64 for size, digest in listed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return record if sound else None
-
-
-def _listed(record: Record) -> list[tuple[int, str]]:
-    return [(size, digest) for size, digest in record["files"].values()]
 
 
 def sizes(record: Record) -> dict[str, int]:

@@ -346,11 +346,4 @@ def water(rng: np.random.Generator) -> Scene:
     return image
 
 
-_KINDS: dict[str, Callable[[np.random.Generator], Scene]] = {
-    "hills": hills,
-    "balls": balls,
-    "mosaic": mosaic,
-    "clouds": clouds,
-    "flight": flight,
-    "water": water,
-}
+_KINDS = {scene.__name__: scene for scene in (hills, balls, mosaic, clouds, flight, water)}
