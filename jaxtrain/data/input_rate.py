@@ -123,7 +123,6 @@ def predict(run: config.Run, gpus: int, nodes: int, host: Host, step: tuple[floa
     """Predicts the input of a host.
 
     Args:
-        gpus: GPUs of a host.
         step: least and most seconds of a step without waiting.
     """
     predicted = _without_step(run, gpus, nodes, host)

@@ -110,9 +110,6 @@ def fetch(
     Args:
         wanted: URLs of the files, each with its size and ETag; None if these are unknown.
 
-    Returns:
-        The path in the cache for each URL.
-
     Raises:
         InputError: a file cannot be fetched, or is a web page.
         RunAgain: a file cannot be fetched after several tries, or the disk is full.

@@ -35,7 +35,6 @@ class Order:
 
     Args:
         size: number of examples in an epoch; a multiple of ``block``.
-        seed: seed of the permutations; each epoch has its own permutation.
         block: number of successive examples that stay together
             (:attr:`jaxtrain.data.source.Source.block`).
     """
@@ -117,7 +116,6 @@ class TrainingRows:
 
     Args:
         order: maps a position to an example's index.
-        start: number of examples seen before the first batch.
         first_row: this process's first row in a global batch.
         rows_per_batch: number of this process's rows in a global batch.
     """

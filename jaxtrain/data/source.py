@@ -61,7 +61,6 @@ class Sources:
         bad: input files found broken when the data was opened, with reasons.
         files_to_keep: name and content of files that each checkpoint stores, so that the model can
             be used without the data, such as a tokenizer.
-        decode: turns token ids into text.
         example_file: path of an input file, on which a user can try the model; may be empty.
         groups: what the groups of validation examples are, such as videos; "" if each example is
             one by itself.

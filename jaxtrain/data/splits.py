@@ -120,8 +120,6 @@ def by_hash(groups: Sequence[str], sizes: Sequence[int], train_share: float) -> 
 
     Args:
         groups: the name of each file's group; at least two different ones.
-        sizes: number of examples in each file.
-        train_share: fraction of the examples for training, 0 to 1.
     """
     counts: Counter[str] = Counter()
     for group, size in zip(groups, sizes, strict=True):

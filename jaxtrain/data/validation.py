@@ -36,11 +36,7 @@ def validated(source: Source, count: int) -> Validated:
 
 
 def described(sources: Sources, count: int) -> str:
-    """Says what validates.
-
-    Args:
-        count: number of examples to use, if there are as many.
-    """
+    """Says what validates."""
     chosen = validated(sources.val, min(count, len(sources.val)))
     text = f"{len(chosen.indices):,} examples validate"
     if not sources.groups:

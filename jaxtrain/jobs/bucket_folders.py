@@ -64,7 +64,6 @@ def download_folder(
     Args:
         folder: on disk. Files that it has with the right size are kept, so it can only have files
             of an earlier call with the same name. Each file appears complete.
-        cure: what to do if the disk has too little space.
 
     Returns:
         Whether the folder is complete in the bucket. If not, nothing is fetched.

@@ -186,9 +186,6 @@ class Processes:
         Each worker has a pipe of its own, which closes if the worker dies. In a pool of Python's,
         the death of one ends the others, too, and what they were processing would be lost.
 
-        Args:
-            killed: receives the items that kill their workers.
-
         Raises:
             RunAgain: workers end before they begin, and so before they try their items.
         """

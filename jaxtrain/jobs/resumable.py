@@ -87,7 +87,6 @@ class Item:
         name: differs from that of all other items; messages show it.
         identity: changes when the content of the input does, such as size and modification time.
         output: path of the output, relative to OUT.
-        value: what a worker needs.
         source: the input if it is a local file, which must not change while it is processed.
         is_folder: whether the output is a folder that has its own record
             (:data:`jaxtrain.jobs.record.NAME`) with the details, and whose name changes with the

@@ -92,9 +92,6 @@ def split(address: str) -> Parts:
 def check(address: str, flag: str) -> None:
     """Checks the form of a URL, before the network is used.
 
-    Args:
-        flag: the flag or list that contains it, for messages.
-
     Raises:
         InputError: the URL contains a user or password, has no host or an unknown scheme, is too
             long, or was recorded without its query.

@@ -116,9 +116,6 @@ def unwritable(path: Path, words: str | None) -> InputError | RunAgain:
 
     It is RunAgain if the disk is full, so that a command with many outputs ends: the others would
     fail, too.
-
-    Args:
-        words: the system's message.
     """
     if cure_of(words or "") == FREE_SPACE:
         return RunAgain(f"{path} cannot be written ({words}): {FREE_SPACE}, and start again")

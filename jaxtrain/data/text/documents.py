@@ -211,9 +211,6 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
         pattern: a file, a folder, or a glob (``**`` matches nested folders); the URL of a file or a
             folder in a bucket; or a data set, see :mod:`jaxtrain.data.text.hub_datasets`.
 
-    Returns:
-        The files, sorted by name.
-
     Raises:
         InputError: nothing matches, no file has a known suffix, or a file is parquet and the extra
             ``parquet`` is not installed.

@@ -51,7 +51,6 @@ class Encoder:
     """Encodes documents.
 
     Args:
-        content: of a ``tokenizer.json``.
         marks: special tokens after each document, or before each one in the exact form.
     """
 

@@ -61,7 +61,6 @@ class Recipe:
     """What tokens depend on besides the text.
 
     Attributes:
-        tokenizer: content of the ``tokenizer.json``.
         marks: special tokens between documents.
     """
 
@@ -155,7 +154,6 @@ def prepare(
     """Makes the shards that are missing in the cache.
 
     Args:
-        shards: all of a command, in any order.
         engine: where the work runs; None uses the cores of this machine.
 
     Returns:

@@ -55,7 +55,6 @@ class Prepared:
     Attributes:
         root: folder of the shards.
         tokenizer: path of the ``tokenizer.json``.
-        files: number of input files, good and bad.
         cut: whether some are so long that they are several documents.
         bucket: has the cache; None if it is on disk.
     """

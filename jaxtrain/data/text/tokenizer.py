@@ -113,9 +113,6 @@ def train(
 
     The result depends only on the documents, not on the process or its threads.
 
-    Args:
-        vocab_size: entries, including special tokens.
-
     Raises:
         InputError: the vocabulary is too small for this kind, or the text has nothing to learn.
     """

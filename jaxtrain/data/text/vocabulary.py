@@ -75,7 +75,6 @@ def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> 
 
     Args:
         shards: all shards, in the order in which they are used.
-        most: number of documents.
     """
     if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
         return len(shards)

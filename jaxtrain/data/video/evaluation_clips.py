@@ -30,7 +30,6 @@ class Run:
     Attributes:
         span: place in another file; None for a video that is a file.
         first: number of frames before it, as a reader yields them.
-        count: number of frames.
         rate: frames per second; 0 if unknown.
         is_piece: whether it is a piece, which is read from any frame on.
     """

@@ -258,8 +258,6 @@ def _filters(
 
     Args:
         crop: width, height, left, and top of the crop.
-        width, height: of the result.
-        formats: formats of the result, one after the other.
         colors: the scale filter's color options for the result.
     """
     cuts = crop[:2] != (frame.width, frame.height)

@@ -172,7 +172,6 @@ class CachedSet:
         or else the oldest, so that sets that are made later do not change a run that resumes.
 
         Args:
-            needed: settings of the pieces that a run needs.
             bucket: URL of the cache, if it is in a bucket.
 
         Raises:
@@ -434,11 +433,7 @@ def _is_fetched(copy: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What it takes to make a set; estimated from the headers of some videos.
-
-    Attributes:
-        core_s: seconds of one core.
-    """
+    """What it takes to make a set; estimated from the headers of some videos."""
 
     videos: int
     source_bytes: int

@@ -12,11 +12,7 @@ from jaxtrain.terminal import Say
 
 
 class Videos(NamedTuple):
-    """Videos of one input.
-
-    Attributes:
-        contents: values that are equal for equal videos.
-    """
+    """Videos of one input."""
 
     names: Sequence[str]
     contents: Sequence[Hashable]
