@@ -172,15 +172,18 @@ def report(
         )
 
 
-def warn_of_words(
+def decided(
     flag: str, names: Sequence[str], say: Callable[[str], None], *, all_train: bool
-) -> None:
-    """Warns of words for a side that :func:`by_name` has not followed.
+) -> list[Side | None]:
+    """Returns the side of each file; none is "val" unless names say what validates.
+
+    Warns of words for a side that :func:`by_name` has not followed.
 
     Args:
         all_train: whether ``data.val_path`` validates, so that no file is split.
     """
-    if ignored := seen(names):
+    said = by_name(names)
+    if said is None and (ignored := seen(names)):
         instead = "all files train" if all_train else "all files are split"
         fix = "name folders train, val and test" + ("" if all_train else ", or set data.val_path")
         say(
@@ -188,6 +191,10 @@ def warn_of_words(
             f"such as train or test, but do not say what trains and what validates, so {instead}: "
             f"{listed(ignored)}; {fix}"
         )
+    sides = list[Side | None](said or ["train"] * len(names))
+    if all_train or "val" not in sides:
+        return ["train" if side == "train" else "test" for side in sides]
+    return sides
 
 
 def listed(names: Sequence[str]) -> str:

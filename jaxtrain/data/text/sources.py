@@ -407,13 +407,10 @@ class Text(DataConfig):
     ) -> dict[documents.File, Split | None]:
         """Returns the files of a source that are used, and the side of each; None is split."""
         names = [file.name for file in files]
-        by_name = splits.by_name(names)
         all_train = self.val_path is not None
-        if by_name is None and self.path is not None:  # not the names of Python's modules
-            splits.warn_of_words(name, names, say, all_train=all_train)
-        sides: list[splits.Side | None] = list(by_name or ["train"] * len(files))
-        if all_train or "val" not in sides:
-            sides = ["train" if side == "train" else "test" for side in sides]
+        # Names of Python's modules say nothing.
+        warn = say if self.path is not None else lambda line: None
+        sides = splits.decided(name, names, warn, all_train=all_train)
         splits.report(name, names, sides, say, decided="words in their names")
         used: dict[documents.File, Split | None] = {
             file: side for file, side in zip(files, sides, strict=True) if side in ("train", "val")

@@ -37,20 +37,12 @@ def choose(
         InputError: no video is left for training, or there is only one.
     """
     names = videos.names
-    said = splits.by_name(names)
-    if said is None:
-        splits.warn_of_words(source, names, say, all_train=val is not None)
-    sides: list[splits.Side | None] = list(said or ["train"] * len(names))
+    sides = splits.decided(source, names, say, all_train=val is not None)
     decided = "words in their names"
-    if val is not None or "val" not in sides:
-        sides = ["train" if side == "train" else "test" for side in sides]
     first = dict[Hashable, str]()
-    groups = [
+    for name, content in sorted(zip(names, videos.contents, strict=True)):
         first.setdefault(content, name)
-        for name, content in sorted(zip(names, videos.contents, strict=True))
-    ]
-    in_group = dict(zip(sorted(names), groups, strict=True))
-    groups = [in_group[name] for name in names]
+    groups = [first[content] for content in videos.contents]
     if val is not None:
         say(f"{source}: the files of data.val_path validate")
     elif "val" not in sides:
