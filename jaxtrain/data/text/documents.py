@@ -41,7 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxtrain.data import listing, splits
+from jaxtrain.data import listing, remote, splits
 from jaxtrain.data.text import hub_datasets, kinds, rows
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
@@ -314,19 +314,13 @@ def _local(path: Path, name: str) -> File:
 def _listed(pattern: str, flag: str) -> list[File]:
     """Returns the objects at a URL, without hidden ones."""
     url = normalized(pattern, flag)
-    bucket, folder = bucket_folders.object_at(url)
-    objects = {
-        name.removeprefix(f"{folder}/"): about for name, about in bucket.versions(folder).items()
-    }
-    if not objects and (about := bucket.about(folder)) is not None:
-        url, _, name = url.rpartition("/")
-        objects = {name: about}
+    objects, top = remote.list_folder(url, flag), url
+    if not objects and (about := remote.version_of(url, flag)) is not None:
+        objects, top = {url: about}, url.rpartition("/")[0]
     if not objects:
         raise InputError(f"{flag} {url}: no such file or folder in the bucket: check the URL")
     return [
-        File(f"{url}/{name}", name, size, tag)
-        for name, (size, tag) in objects.items()
-        if not any(part.startswith(".") for part in name.split("/"))
+        File(path, path.removeprefix(f"{top}/"), size, tag) for path, (size, tag) in objects.items()
     ]
 
 
