@@ -38,21 +38,10 @@ class Preparation(Protocol):
         """Returns where it is made: a folder, or the URL of one in a bucket."""
 
     def begin(self, processes: int) -> None:
-        """Makes the folder, in one process.
-
-        Args:
-            processes: how many make parts.
-
-        Raises:
-            InputError: it would take long, or more than the free disk.
-        """
+        """Makes the folder, in one process; raises InputError if its parts would take long."""
 
     def make(self, say: Callable[[str], None], part: resumable.Part, sharing: int) -> None:
-        """Makes a part.
-
-        Args:
-            sharing: number of processes that share this host's cores.
-        """
+        """Makes a part, with the cores that each of some sharing processes of this host has."""
 
 
 class DataConfig(bounds.Section):
