@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing import resource_tracker
 from typing import Any, cast
 
@@ -255,7 +255,7 @@ class ValidationBatches:
             batch_size=batch_size,
             first_row=span.start,
             rows_per_batch=span.stop - span.start,
-            blank=_Blank({name: (part.shape[1:], str(part.dtype)) for name, part in spec.items()}),
+            spec=spec,
             quarantine=quarantine,
         )
         self.spec = spec
@@ -311,7 +311,7 @@ class _ValidationRows:
     batch_size: int
     first_row: int
     rows_per_batch: int
-    blank: Callable[[], dict[str, np.ndarray]]
+    spec: Spec
     quarantine: Quarantine
 
     def __len__(self) -> int:
@@ -341,17 +341,11 @@ class _ValidationRows:
                 weight = self.chosen.weights[position]
             except BadExample as bad:
                 self.quarantine.add(bad, during="validation", position=position)
-        return (self.blank() if example is None else example) | {sampler.WEIGHT: weight}
-
-
-class _Blank:
-    """Makes an example of zeros."""
-
-    def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]]) -> None:
-        self._fields = fields
-
-    def __call__(self) -> HostArrays:
-        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._fields.items()}
+        if example is None:
+            example = {
+                name: np.zeros(part.shape[1:], part.dtype) for name, part in self.spec.items()
+            }
+        return example | {sampler.WEIGHT: weight}
 
 
 def _read(
