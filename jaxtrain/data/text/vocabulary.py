@@ -129,15 +129,11 @@ def _documents(samples: Sequence[Sample]) -> Iterator[str]:
             yield greatest[1]
         elif not some_train and (alone := greatest[1] or least[1]):
             yield alone
-        elif bad and not some_train:
-            raise InputError(
-                f"no text to train a tokenizer on can be read: the first of {len(bad):,} broken "
-                f"files is {bad[0]}"
-            )
         elif not some_train:
+            broken = bad and f"the first of {len(bad):,} broken files is {bad[0]}"
             raise InputError(
-                f"{shards[0][0].name}: no text to train a tokenizer on: add text, or pass "
-                "other files"
+                f"{shards[0][0].name}: no text to train a tokenizer on: "
+                + (broken or "add text, or pass other files")
             )
 
 
