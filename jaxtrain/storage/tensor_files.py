@@ -66,11 +66,6 @@ def check_ending(path: Path) -> None:
         )
 
 
-def check_pytorch(path: Path) -> None:
-    """Checks that PyTorch is installed, which a PyTorch file requires."""
-    _torch(path)
-
-
 def read(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Tensors, dict[str, str]]:
@@ -183,7 +178,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
         return
     import io
 
-    torch = _torch(path)
+    torch = pytorch(path)
     content = io.BytesIO()
     # Copied, as PyTorch warns about read-only arrays such as jax's.
     torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, content)
@@ -273,7 +268,7 @@ def _read_array(file: BufferedReader, location: ArrayLocation) -> np.ndarray:
 def _read_pytorch(path: Path) -> Tensors:
     if instead := stand_ins.of(path):
         raise InputError(f"{path} is {instead}")
-    torch = _torch(path)
+    torch = pytorch(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
@@ -328,7 +323,8 @@ def _widened(array: np.ndarray) -> np.ndarray:
     return array if exact else array.astype(np.float32)
 
 
-def _torch(path: Path) -> Any:
+def pytorch(path: Path) -> Any:
+    """Returns PyTorch, or raises InputError: a PyTorch file requires it."""
     try:
         import torch
     except ImportError as error:
