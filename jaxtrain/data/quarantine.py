@@ -108,11 +108,7 @@ class Quarantine:
 
 
 class _List:
-    """The inputs that a file lists, read from where the last reading ended.
-
-    Args:
-        start: the byte to begin at.
-    """
+    """The inputs that a file lists, read from where the last reading ended."""
 
     def __init__(self, start: int) -> None:
         self._offset = start

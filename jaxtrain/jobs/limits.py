@@ -37,9 +37,7 @@ def cores(processes: int = 1) -> int:
     Args:
         processes: processes of the run on this host.
     """
-    all_cores = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
-    limits: list[float] = [all_cores]
+    limits: list[float] = [os.cpu_count() or 1]
     for folder in _cgroup_folders():
         both = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
         both = both or [_first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")]
@@ -47,7 +45,8 @@ def cores(processes: int = 1) -> int:
             limits.append(int(both[0]) / int(both[1]))
         if listed := _first(folder, "cpuset.cpus.effective", "cpuset.effective_cpus"):
             limits.append(sum(map(_length, listed.split(","))))
-    return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
+    own = len(os.sched_getaffinity(0))
+    return max(1, min(own, *(int(limit / processes) for limit in limits)))
 
 
 def memory() -> tuple[float, bool]:

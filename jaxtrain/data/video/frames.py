@@ -102,9 +102,6 @@ class Crop:
 
     Nothing is stretched; a small video is enlarged.
 
-    Args:
-        height, width: size of the result, in pixels.
-
     Attributes:
         out_THWC: the clip, uint8 [T, height, width, 3]; frames not yet put are undefined.
     """

@@ -682,12 +682,7 @@ class Video(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The table of a set. Cheap to pickle: opens its files at first use.
-
-    Attributes:
-        folder: of the set, with its tars.
-        length: number of videos.
-    """
+    """The table of a set. Cheap to pickle: opens its files at first use."""
 
     folder: str
     length: int

@@ -12,7 +12,7 @@ from jaxtrain.terminal import Say
 
 
 class Videos(NamedTuple):
-    """Videos of one input."""
+    """Videos of one input: their names, and values that are equal for equal videos."""
 
     names: Sequence[str]
     contents: Sequence[Hashable]
