@@ -64,50 +64,42 @@ def fail(
         absent: message if there is no such repository, or no access to it.
         offline: what to do where there is no network.
     """
-    failure = _explained(error, text, kind, page, absent, offline)
-    if failure is None:
-        raise error  # not from itself: who follows its causes would never end
-    raise failure from error
-
-
-def _explained(
-    error: Exception, text: str, kind: str, page: str, absent: str, offline: str
-) -> Exception | None:
     import huggingface_hub
     import huggingface_hub.errors as hub_errors
 
     where, why = huggingface_hub.HfApi().endpoint, reason(error)
     or_offline = f"; or {offline}" if offline else ""
     if is_temporary(error):
-        return RunAgain(
+        raise RunAgain(
             f"{text}: {where} cannot be reached ({why}): run the command again later{or_offline}"
-        )
+        ) from error
     if addresses.is_unknown_host(error):
-        return InputError(
+        raise InputError(
             f"{text}: {where} is an unknown host, or this machine has no network: check both and "
             f"HF_ENDPOINT{or_offline}"
-        )
+        ) from error
     if isinstance(error, hub_errors.GatedRepoError):
-        return InputError(
+        raise InputError(
             f"{text}: access to this {kind} is restricted: request it on {where}/{page}, then run "
             "hf auth login"
-        )
+        ) from error
     if isinstance(error, hub_errors.RevisionNotFoundError):
-        return InputError(f"{text}: no such revision; use a branch, tag, or commit of the {kind}")
-    missing = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
-    if isinstance(error, missing) or type(error).__name__ == "DatasetNotFoundError":
-        return InputError(f"{text}: {absent}")
+        raise InputError(
+            f"{text}: no such revision; use a branch, tag, or commit of the {kind}"
+        ) from error
+    if isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError):
+        raise InputError(f"{text}: {absent}") from error
     if response(error) is not None:
-        return InputError(
+        raise InputError(
             f"{text}: the Hub refuses the request ({why}): check that your "
             f"account may read {where}/{page}, and run hf auth login"
-        )
+        ) from error
     if isinstance(error, OSError) and error.errno is not None:
-        return disk_trouble(
+        raise disk_trouble(
             error,
             f"{text}: cannot read or write {error.filename or 'a file'}",
             "make it readable and writable, or set $HF_HOME to another folder",
-        )
+        ) from error
     if isinstance(error, ValueError | KeyError | OSError):  # a response of an unknown form
-        return InputError(f"{text}: {why}")
-    return None
+        raise InputError(f"{text}: {why}") from error
+    raise error  # not from itself: who follows its causes would never end
