@@ -45,8 +45,7 @@ def cores(processes: int = 1) -> int:
             limits.append(int(both[0]) / int(both[1]))
         if listed := _first(folder, "cpuset.cpus.effective", "cpuset.effective_cpus"):
             limits.append(sum(map(_length, listed.split(","))))
-    own = len(os.sched_getaffinity(0))
-    return max(1, min(own, *(int(limit / processes) for limit in limits)))
+    return max(1, min(len(os.sched_getaffinity(0)), *(int(each / processes) for each in limits)))
 
 
 def memory() -> tuple[float, bool]:

@@ -70,8 +70,7 @@ class Skipped:
 
     Attributes:
         rows: number of those without text.
-        bad: number of those that cannot be used.
-        first: place and reason of the first of these.
+        bad, first: number of those that cannot be used; place and reason of the first.
     """
 
     rows: int = 0
