@@ -148,11 +148,7 @@ class Encoder:
 
 
 def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
-    """Raises unless every text can be encoded and is decoded unchanged.
-
-    Raises:
-        InputError: the tokenizer is lossy; the message gives its kind, the loss and the fix.
-    """
+    """Raises InputError unless every text can be encoded and is decoded unchanged."""
     with tokenizer_file.explained(name):  # the library may reject its own output
         plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
     cure = (

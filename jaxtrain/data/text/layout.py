@@ -186,11 +186,7 @@ def _limits(corpus: Corpus) -> list[dict[Split, tuple[int, int]]]:
 
 
 def _edge(corpus: Corpus, count: int) -> int:
-    """Returns the least digest of a document that validates; each side has at least one.
-
-    Raises:
-        InputError: there are no two different documents.
-    """
+    """Returns the least digest of a document that validates; each side has at least one."""
     digests = [made.documents[:, DIGEST] for made, _ in corpus.shards if len(made.documents)]
     least = min((int(of_shard[0]) for of_shard in digests), default=0)
     greatest = max((int(of_shard[-1]) for of_shard in digests), default=0)

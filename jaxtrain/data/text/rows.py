@@ -126,11 +126,7 @@ class _Rows:
         self._total += 1
 
     def finish(self) -> None:
-        """Reports the skipped rows.
-
-        Raises:
-            BadExample: there are too many.
-        """
+        """Reports the skipped rows; raises BadExample if there are too many."""
         if self._bad > self._share * self._total:
             raise BadExample(
                 self._path,

@@ -69,12 +69,9 @@ def prepare(
 
 
 def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> int:
-    """Returns how many shards have a number of documents.
+    """Returns how many of the first shards have ``most`` documents.
 
     Their documents are counted, once, if the text is much more than so many documents may have.
-
-    Args:
-        shards: all shards, in the order in which they are used.
     """
     if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
         return len(shards)
