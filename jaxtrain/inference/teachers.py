@@ -362,7 +362,7 @@ class Diffusers(Teacher):
             tensor_files.parts(index)
         self._torch, self._seed, self._kind = torch, sample_seed, kinds[name]
         # All parameters are float32; for a class that asks for it, diffusers requires accelerate.
-        float32 = type(name, (self._kind.of,), {"_keep_in_fp32_modules": None})
+        float32: Any = type(name, (self._kind.of,), {"_keep_in_fp32_modules": None})
         try:
             model, loaded = float32.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, use_safetensors=True
@@ -377,9 +377,7 @@ class Diffusers(Teacher):
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
         kind, fields = self._kind, model.config
-        self.frames = kind.frames(model) if kind.image is None else 1
-        self.pixels = kind.pixels(model)
-        self.channels = fields.get("latent_channels") or fields.z_dim
+        self.frames, self.pixels, self.channels = _sizes(kind, model)
         self.trim = "h3" if kind.trim == "h3" else None
         self._opaque = 0 if kind.more_colors is None else fields[kind.more_colors] - 3
         shift, scale, words = _normalization(folder, model, scaling)
@@ -474,6 +472,12 @@ class Diffusers(Teacher):
         # The same noise for each clip, so that latents depend on the clip, not on its position.
         generator = self._torch.Generator(self._device).manual_seed(self._seed)
         return distribution.sample(generator)
+
+
+def _sizes(kind: _Kind, model: Any) -> tuple[int, int, int]:
+    """Returns the frames per latent, the pixels along its side, and its channels."""
+    channels = model.config.get("latent_channels") or model.config.z_dim
+    return kind.frames(model) if kind.image is None else 1, kind.pixels(model), channels
 
 
 def _described(frames: int, pixels: int, channels: int) -> str:

@@ -7,6 +7,7 @@ Run by name, because PyTorch and diffusers are optional extras:
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -367,6 +368,22 @@ def test_newer_classes_decode_their_latents(newer: Path) -> None:
             teacher.decode(np.zeros((1, 2, 2, 2, 4), np.float32))
         with pytest.raises(InputError, match=r"cover 21 \(model.trim\): set --model.trim h3$"):
             _load(newer, dataclasses.replace(_model_for(name, 22, 32, 64), trim="always"))
+
+
+def test_the_guide_has_the_sizes_of_each_class() -> None:
+    """As the classes have them by default, if they do."""
+    guide = Path(__file__).parents[2] / "docs/guides/video-autoencoder.md"
+    row = r"`(AutoencoderKL\w+)` \| (\d+)x\2(?:x(\d+))? \| (\d+) \|"
+    written: dict[str, list[tuple[int, int, int]]] = {}
+    for name, pixels, frames, channels in re.findall(row, guide.read_text()):
+        sizes = (int(frames or 1), int(pixels), int(channels))
+        written.setdefault(name, []).append(sizes)
+    kinds = teachers._kinds(diffusers)
+    assert sorted(written) == sorted(kinds)
+    for name in kinds.keys() - {"AutoencoderKLHunyuanImage", "AutoencoderKLLTX2Video"}:
+        with torch.device("meta"):
+            model = kinds[name].of()
+        assert teachers._sizes(kinds[name], model) == written[name][0]
 
 
 def test_a_qwen_image_with_transparency_sees_opaque_frames(tmp_path: Path) -> None:
