@@ -461,15 +461,17 @@ class PrepareSets(Command):
 class PrepareLatents(OfConfig, OnDevices, Parts, Json):
     """Computes a teacher's latents for all fixed clips of a config's data, once.
 
-    Training with a teacher then uses these clips (data.windows fixed) and never runs the teacher.
-    To resume after a stop, repeat the command.
+    With data.crop, it encodes data.crops_per_clip random crops of each training clip. Training with
+    a teacher then uses these clips (data.windows fixed) and never runs the teacher. To resume after
+    a stop, repeat the command.
     """
 
     module = "prepare.latents"
 
     teacher: Annotated[str, "PATH"]
     """a checkpoint, a run directory, a weights file, a folder of diffusers' autoencoder of
-    CogVideoX, HunyuanVideo, LTX, LTX-2, or Wan, or one with TAESD's NAME_encoder and NAME_decoder
+    CogVideoX, FLUX.2, HunyuanImage, HunyuanVideo (1.5), LTX, LTX-2, MiniMax H3, Qwen-Image (2.1),
+    or Wan, or one with TAESD's NAME_encoder and NAME_decoder
     """
     teacher_scaling: Annotated[float | None, "X"] = None
     """factor to multiply the latents by (default: from the teacher's folder)"""

@@ -6,13 +6,14 @@ autoencoder in diffusers' format, or one with the two files of TAESD.
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -24,12 +25,11 @@ from jaxtrain.inference import load as models
 from jaxtrain.interop import hub
 from jaxtrain.models import from_file, taesd_network, wan_network
 from jaxtrain.models.video_ae import network
-from jaxtrain.models.video_ae.timing import Timing
+from jaxtrain.models.video_ae.timing import Timing, Trim
 from jaxtrain.sharding import batch_sharding, make_mesh, replicated
 from jaxtrain.storage import tensor_files
 from jaxtrain.storage.atomic import read_json
 
-_COGVIDEOX = "AutoencoderKLCogVideoX"
 _DIGITS = 12  # hex digits of the digest in a teacher's name
 _ENCODER = "encoder."
 
@@ -42,8 +42,10 @@ class Teacher:
         about: a description of it.
         kind: what it is, for messages.
         frames, pixels, channels: frames per latent, pixels along its side, and its channels.
+        trim: the only ``model.trim`` that it fits; None if others may.
     """
 
+    trim: Trim | None = None
     name: str
     about: str
     kind: str
@@ -96,10 +98,13 @@ class Teacher:
             )
         if (made := self.covered(frames)) is not None and not self.fits(model.timing, frames):
             latents, decoded = _covered(model.timing, frames)
+            cure = f"use {flag} {self.nearest_fitting(model.timing, frames)}"
+            if self.trim not in (None, model.timing.trim):
+                cure = f"set --model.trim {self.trim}"
             raise InputError(
                 f"{what}: {self.kind} makes {made[0]} latents of {flag.lstrip('-')}={frames} "
                 f"frames, which cover {made[1]}, but the model's {latents} cover {decoded} "
-                f"(model.trim): use {flag} {self.nearest_fitting(model.timing, frames)}",
+                f"(model.trim): {cure}",
                 about=("model.frames", "model.trim"),
             )
 
@@ -261,6 +266,72 @@ def _by_frame(
     return y.reshape(b, t, *y.shape[1:])
 
 
+_HALF = ((0.5,), (0.5,))  # mean and deviation of colors in [0, 1]
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_H3_LEAST = 7  # latents; diffusers decodes no fewer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """A class of diffusers, and what differs between classes.
+
+    Attributes:
+        of: the class.
+        frames, pixels: map a model to the frames per latent of its videos, and to the pixels along
+            the side of a latent.
+        trim: which frames latents stand for. always: n + 1 latents for 4 n + 1 frames, or 8 n + 1;
+            odd_latents: it depends on the clip; h3: as MiniMax H3.
+        image: dimensions of the images that it encodes; None if it encodes videos.
+        colors: mean and deviation by which it expects colors to be normalized.
+        more_colors: field with its number of colors; those after RGB are 1 (opaque).
+    """
+
+    of: Any
+    frames: Callable[[Any], int] = lambda model: int(model.temporal_compression_ratio)
+    pixels: Callable[[Any], int] = lambda model: int(model.spatial_compression_ratio)
+    trim: Trim = "always"
+    image: Literal["CHW", "CTHW"] | None = None
+    colors: tuple[tuple[float, ...], tuple[float, ...]] = _HALF
+    more_colors: str | None = None
+
+
+def _kinds(diffusers: Any) -> dict[str, _Kind]:
+    """Returns the classes of diffusers that can be teachers, by name."""
+
+    def halved(model: Any) -> int:
+        return int(2 ** (len(model.config.block_out_channels) - 1))
+
+    def of_wan(model: Any) -> int:
+        return wan_network.Architecture(patch_size=model.config.patch_size or 1).space_factor
+
+    def four(model: Any) -> int:
+        return wan_network.TIME_FACTOR
+
+    kinds = [
+        _Kind(
+            diffusers.AutoencoderKLCogVideoX,
+            lambda model: int(model.config.temporal_compression_ratio),
+            halved,
+            trim="odd_latents",
+        ),
+        _Kind(diffusers.AutoencoderKLFlux2, pixels=halved, image="CHW"),
+        _Kind(
+            diffusers.AutoencoderKLHunyuanImage,
+            pixels=lambda model: int(model.config.spatial_compression_ratio),
+            image="CHW",
+        ),
+        _Kind(diffusers.AutoencoderKLHunyuanVideo),
+        _Kind(diffusers.AutoencoderKLHunyuanVideo15),
+        _Kind(diffusers.AutoencoderKLLTXVideo),
+        _Kind(diffusers.AutoencoderKLLTX2Video),
+        _Kind(diffusers.AutoencoderKLMiniMaxH3, trim="h3", colors=_IMAGENET),
+        _Kind(diffusers.AutoencoderKLQwenImage, four, more_colors="input_channels"),
+        _Kind(diffusers.AutoencoderKLQwenImage21, image="CTHW", more_colors="in_channels"),
+        _Kind(diffusers.AutoencoderKLWan, four, of_wan),
+    ]
+    return {kind.of.__name__: kind for kind in kinds}
+
+
 class Diffusers(Teacher):
     """An autoencoder in diffusers' format, run by PyTorch on one GPU or the CPU."""
 
@@ -272,18 +343,12 @@ class Diffusers(Teacher):
             raise InputError(
                 f"--teacher {folder} needs {error.name}: {versions.install('interop')}"
             ) from error
-        self.kind = kind = str(_class_name(folder))
-        classes = {
-            _COGVIDEOX: diffusers.AutoencoderKLCogVideoX,
-            "AutoencoderKLHunyuanVideo": diffusers.AutoencoderKLHunyuanVideo,
-            "AutoencoderKLLTXVideo": diffusers.AutoencoderKLLTXVideo,
-            "AutoencoderKLLTX2Video": diffusers.AutoencoderKLLTX2Video,
-            wan_network.CLASS: diffusers.AutoencoderKLWan,
-        }
-        if kind not in classes:
-            *others, last = classes
+        self.kind = name = str(_class_name(folder))
+        kinds = _kinds(diffusers)
+        if name not in kinds:
+            *others, last = kinds
             raise InputError(
-                f"--teacher {folder} holds the class {kind[:60]}; use {', '.join(others)}, or "
+                f"--teacher {folder} holds the class {name[:60]}; use {', '.join(others)}, or "
                 f"{last}"
             )
         files = sorted(folder.glob("*.safetensors"))
@@ -295,71 +360,111 @@ class Diffusers(Teacher):
         index = folder / f"{wan_network.ARRAYS}{tensor_files.INDEX}"
         if index.is_file():  # diffusers would also unpickle files that it lists
             tensor_files.parts(index)
-        self._torch, self._seed = torch, sample_seed
+        self._torch, self._seed, self._kind = torch, sample_seed, kinds[name]
+        # All parameters are float32; for a class that asks for it, diffusers requires accelerate.
+        float32: Any = type(name, (self._kind.of,), {"_keep_in_fp32_modules": None})
         try:
-            model, loaded = classes[kind].from_pretrained(
+            model, loaded = float32.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, use_safetensors=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise InputError(f"--teacher {folder} cannot be loaded: {first_line(error)}") from error
         if missing := sorted(loaded["missing_keys"]):  # diffusers would use random ones
             raise InputError(
-                f"--teacher {folder}: its weights lack {len(missing):,} arrays of {kind}, such as "
+                f"--teacher {folder}: its weights lack {len(missing):,} arrays of {name}, such as "
                 f"{missing[0]}: download the folder again"
             )
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
+        kind, fields = self._kind, model.config
         self.frames, self.pixels, self.channels = _sizes(kind, model)
-        self._shift, self._scale, words = _normalization(folder, model, scaling)
+        self.trim = "h3" if kind.trim == "h3" else None
+        self._opaque = 0 if kind.more_colors is None else fields[kind.more_colors] - 3
+        shift, scale, words = _normalization(folder, model, scaling)
         chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
-        settings = json.dumps([kind, self._shift.tolist(), self._scale.tolist(), chosen]).encode()
-        self.name = _name(folder, [settings, *map(_file_digest, files)])
-        self.about = f"{kind} of {folder}, {chosen}, {words}, by PyTorch on {self._device}"
+        settings = [name, shift.ravel().tolist(), scale.ravel().tolist(), chosen]
+        # A shift and a factor for each channel, and for each place in squares of latents.
+        self._shift, self._scale = (
+            np.atleast_2d(array)[None] if array.ndim < 3 else array for array in (shift, scale)
+        )
+        tiles = ""
+        if model.use_tiling:  # MiniMax H3 was released with it, and larger frames depend on it
+            tiles = f"tiles{model.tile_sample_min_height}"
+            settings += [tiles, model.tile_sample_min_overlap_height]
+            words += f", in tiles of {model.tile_sample_min_height} pixels"
+        parts = [json.dumps(settings).encode(), *map(_file_digest, files)]
+        self.name = _name(folder, parts, tiles)
+        self.about = f"{name} of {folder}, {chosen}, {words}, by PyTorch on {self._device}"
 
     def covered(self, frames: int) -> tuple[int, int] | None:
         """Implements :meth:`Teacher.covered`."""
-        if not self._causal:
+        if self._kind.trim == "odd_latents":
             return None
-        encoded = self._encoded(frames)
+        if self._kind.trim == "h3":
+            return _covered(Timing(self.frames, "h3"), frames)
+        encoded = frames - (frames - 1) % self.frames
         return 1 + (encoded - 1) // self.frames, encoded
 
     def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
         """Implements :meth:`Teacher.encode`."""
-        torch = self._torch
-        if self._causal:
+        if (covered := self.covered(video_BTHW3.shape[1])) is not None:
             # Wan would drop the others without a message. LTX cannot take some, and elsewhere they
             # would change the statistics of the normalization layers.
-            video_BTHW3 = video_BTHW3[:, : self._encoded(video_BTHW3.shape[1])]
-        video_BCTHW = np.ascontiguousarray(video_BTHW3.transpose(0, 4, 1, 2, 3))
+            video_BTHW3 = video_BTHW3[:, : covered[1]]
+        mean, deviation = self._colors()
         latents = []
-        with torch.inference_mode():
-            for clip_CTHW in (
-                video_BCTHW
-            ):  # diffusers samples a batch at once, which would make clips depend on it
-                x = torch.from_numpy(clip_CTHW)[None].to(self._device) * 2 - 1
-                distribution = self._model.encode(x).latent_dist
-                latents.append(self._pick(distribution).float().cpu().numpy()[0])
-        latents_BLHWC = np.stack(latents).transpose(0, 2, 3, 4, 1)
-        return np.asarray((latents_BLHWC - self._shift) * self._scale, np.float32)
+        for clip in video_BTHW3:  # diffusers samples a batch at once: clips would depend on it
+            clip_THWC = np.pad(clip, ((0, 0),) * 3 + ((0, self._opaque),), constant_values=1)
+            normalized = (clip_THWC - mean) / deviation
+            latents.append(
+                self._each(lambda x: self._pick(self._model.encode(x).latent_dist), normalized)
+            )
+        raw_BLHWC = np.stack(latents)
+        shift, scale = self._laid_out(raw_BLHWC)
+        return np.asarray((raw_BLHWC - shift) * scale, np.float32)
 
     def decode(self, latents_BLHWC: np.ndarray) -> np.ndarray:
         """Implements :meth:`Teacher.decode`."""
-        torch = self._torch
-        latents = np.asarray(latents_BLHWC / self._scale + self._shift, np.float32)
-        frames = []
+        if self._kind.trim == "h3" and latents_BLHWC.shape[1] < _H3_LEAST:
+            least = Timing(self.frames, "h3").decoded(_H3_LEAST)
+            raise InputError(
+                f"{self.kind} decodes {_H3_LEAST} latents or more, not {latents_BLHWC.shape[1]}: "
+                f"use at least {least} frames (--frames {least})"
+            )
+        shift, scale = self._laid_out(latents_BLHWC)
+        raw_BLHWC = np.asarray(latents_BLHWC / scale + shift, np.float32)
+        frames = [self._each(lambda x: self._model.decode(x).sample, clip) for clip in raw_BLHWC]
+        mean, deviation = self._colors()
+        return np.stack(frames)[..., :3] * deviation + mean
+
+    def _each(self, function: Callable[[Any], Any], clip_THWC: np.ndarray) -> np.ndarray:
+        """Calls a function of tensors [1, C, T, H, W] for a clip, or for each image of one."""
+        torch, image = self._torch, self._kind.image
+        x = np.ascontiguousarray(clip_THWC.transpose(3, 0, 1, 2)[None])
+        x_1CTHW = torch.from_numpy(x).to(self._device)
         with torch.inference_mode():
-            for clip_CLHW in np.ascontiguousarray(latents.transpose(0, 4, 1, 2, 3)):
-                decoded = self._model.decode(torch.from_numpy(clip_CLHW)[None].to(self._device))
-                frames.append(decoded.sample.float().cpu().numpy()[0])
-        return (np.stack(frames).transpose(0, 2, 3, 4, 1) + 1) / 2
+            if image is None:
+                y_1CTHW = function(x_1CTHW)
+            elif image == "CTHW":
+                y_1CTHW = torch.cat([function(one) for one in x_1CTHW.split(1, 2)], 2)
+            else:
+                y_1CTHW = torch.stack([function(one) for one in x_1CTHW.unbind(2)], 2)
+        y: np.ndarray = y_1CTHW[0].permute(1, 2, 3, 0).float().cpu().numpy()
+        return y
 
-    @property
-    def _causal(self) -> bool:
-        """Whether the first frame has a latent of its own, in all clips."""
-        return self.kind != _COGVIDEOX
+    def _colors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the deviation of colors, [C] or [1]."""
+        mean, deviation = (np.array(part, np.float32) for part in self._kind.colors)
+        return mean, deviation
 
-    def _encoded(self, frames: int) -> int:
-        return frames - (frames - 1) % self.frames
+    def _laid_out(self, latents_BLHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the shift and the factor of each latent, [h, w, C] or [h, w, 1]."""
+        rows, columns = (np.arange(side) for side in latents_BLHWC.shape[2:4])
+        shift, scale = (
+            array[rows[:, None] % array.shape[0], columns % array.shape[1]]
+            for array in (self._shift, self._scale)
+        )
+        return shift, scale
 
     def _pick(self, distribution: Any) -> Any:
         if self._seed is None:
@@ -369,20 +474,10 @@ class Diffusers(Teacher):
         return distribution.sample(generator)
 
 
-def _sizes(kind: str, model: Any) -> tuple[int, int, int]:
+def _sizes(kind: _Kind, model: Any) -> tuple[int, int, int]:
     """Returns the frames per latent, the pixels along its side, and its channels."""
-    settings = model.config
-    if kind == wan_network.CLASS:
-        sizes = wan_network.Architecture(patch_size=settings.patch_size or 1)
-        return wan_network.TIME_FACTOR, sizes.space_factor, settings.z_dim
-    if kind == _COGVIDEOX:
-        halvings = len(settings.block_out_channels) - 1
-        return int(settings.temporal_compression_ratio), 2**halvings, settings.latent_channels
-    return (
-        model.temporal_compression_ratio,
-        model.spatial_compression_ratio,
-        settings.latent_channels,
-    )
+    channels = model.config.get("latent_channels") or model.config.z_dim
+    return kind.frames(model) if kind.image is None else 1, kind.pixels(model), channels
 
 
 def _described(frames: int, pixels: int, channels: int) -> str:
@@ -426,6 +521,14 @@ def _normalization(
         )
         words = "normalized by latents_mean and latents_std (its weights)"
         return mean, np.asarray((1.0 if factor is None else factor) / deviation, np.float32), words
+    if "bn.running_mean" in buffers:  # FLUX.2 packs squares of latents into channels first
+        variance = buffers["bn.running_var"] + settings.batch_norm_eps
+        high, wide = settings.patch_size
+        mean, deviation = (
+            array.float().cpu().numpy().reshape(-1, high, wide).transpose(1, 2, 0)
+            for array in (buffers["bn.running_mean"], variance.sqrt())
+        )
+        return mean, 1 / deviation, f"normalized by batch norm of {high}x{wide} latents"
     means, deviations = settings.get("latents_mean"), settings.get("latents_std")
     if means and deviations:
         words = "normalized by latents_mean and latents_std (its config)"
@@ -444,12 +547,12 @@ def _class_name(path: Path) -> str | None:
     return None if class_name is None else str(class_name)
 
 
-def _name(path: Path, parts: Iterable[bytes]) -> str:
+def _name(path: Path, parts: Iterable[bytes], note: str = "") -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(hashlib.sha256(part).digest())
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-") or "teacher"
-    return f"{stem[:40]}-{digest.hexdigest()[:_DIGITS]}"
+    return "-".join(filter(None, [stem[:40], note, digest.hexdigest()[:_DIGITS]]))
 
 
 def _file_digest(path: Path) -> bytes:

@@ -102,6 +102,30 @@ def test_clips_then_latents_then_training(
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
+def test_latents_of_crops_then_training(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    params, _ = ModelDefinition(TINY.build).init(jax.random.key(1))
+    teacher = tmp_path / "teacher.safetensors"
+    weights.save(teacher, TINY, {name: np.asarray(array) for name, array in params.items()})
+    data = ("--config", tmp_path / "tiny.py", "--data.path", videos)
+    data += ("--data.cache_dir", tmp_path / "cache", "--model.height", 32, "--model.width", 32)
+    data += ("--data.crop", 16, 16, "--data.crops_per_clip", 2, "--data.min_crop_scale", 0.5)
+    made = ("--teacher", teacher, "--json", tmp_path / "made.json")
+    assert _main("prepare", "latents", *data, *made) == 0
+    capsys.readouterr()
+    about = json.loads((tmp_path / "made.json").read_text())
+    assert (about["videos"], about["failed"]) == (6, {})
+    sizes = sorted(path.name for path in (tmp_path / "cache/latents").iterdir())
+    assert [size.partition("-crops-")[0] for size in sizes] == ["4x16x16-2", "4x32x32"]
+    taught = ("--model.teacher.encoder_weight", 0.5, "--data.windows", "fixed")
+    assert _main(*data, *taught, "--output-dir", tmp_path / "run") == 0
+    assert f"latents of teacher {about['teacher']}" in capsys.readouterr().out
+    assert "encoder_loss" in (tmp_path / "run/metrics.jsonl").read_text()
+
+
 def test_too_many_broken_texts_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ Run by name, because PyTorch and diffusers are optional extras:
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import diffusers
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 
 from jaxtrain.errors import InputError
@@ -190,6 +192,210 @@ def test_ltx_encodes_eight_n_plus_one_frames(ltx: Path, frames: int, encoded: in
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     given = _load(ltx, model=LTX_MODEL, scaling=2.0)
     np.testing.assert_allclose(given.encode(video), 2 * _mode(model, video[:, :encoded]), atol=1e-5)
+
+
+STATISTICS = {"latents_mean": [0.1, 0.2, 0.3, 0.4], "latents_std": [1.0, 2.0, 3.0, 4.0]}
+QWEN = {"base_dim": 8, "z_dim": 4, "num_res_blocks": 1, **STATISTICS}
+NEWER: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {  # frames, pixels of a latent
+    "AutoencoderKLFlux2": (
+        {"block_out_channels": (8,) * 4, "layers_per_block": 1, "norm_num_groups": 2},
+        (1, 8, 4),
+    ),
+    "AutoencoderKLHunyuanImage": (
+        {
+            "in_channels": 3,
+            "out_channels": 3,
+            "block_out_channels": (32,) * 5,
+            "layers_per_block": 1,
+            "spatial_compression_ratio": 16,  # a norm of the two latents at 32 would be unstable
+            "sample_size": 64,
+            "scaling_factor": 0.7,
+        },
+        (1, 16, 4),
+    ),
+    "AutoencoderKLHunyuanVideo15": (
+        {"block_out_channels": (8, 16, 16, 16, 16), "layers_per_block": 1, "scaling_factor": 0.7},
+        (4, 16, 4),
+    ),
+    "AutoencoderKLMiniMaxH3": (
+        {
+            "block_out_channels": (4,) * 6,
+            "layers_per_block": 1,
+            "norm_num_groups": 2,
+            "decoder_num_layers": 1,
+            "decoder_num_attention_heads": 2,
+            "decoder_attention_head_dim": 16,
+            **STATISTICS,
+        },
+        (4, 16, 4),
+    ),
+    "AutoencoderKLQwenImage": (QWEN, (4, 8, 4)),
+    "AutoencoderKLQwenImage21": (QWEN | {"decoder_base_dim": 8}, (1, 16, 4)),
+}
+
+
+@pytest.fixture(scope="module", params=NEWER)
+def newer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of one of the newer classes, with random weights and statistics."""
+    folder = tmp_path_factory.mktemp("vae") / "newer"
+    torch.manual_seed(0)
+    settings = NEWER[request.param][0]
+    channels = {} if "z_dim" in settings else {"latent_channels": 4}
+    model = getattr(diffusers, request.param)(**settings, **channels)
+    if request.param == "AutoencoderKLFlux2":
+        model.bn.running_mean += torch.linspace(-1, 1, 16)
+        model.bn.running_var *= torch.linspace(0.5, 2, 16)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _model_for(name: str, frames: int, height: int, width: int) -> Any:
+    """Returns a student with the latents of a class."""
+    in_time, in_space, _ = NEWER[name][1]
+    return video_ae.Config(
+        frames=frames,
+        height=height,
+        width=width,
+        latent_channels=4,
+        patch_size=in_space // 8,
+        time_downscale=(in_time == 4,) * 2 + (False,),
+        trim="h3" if name == "AutoencoderKLMiniMaxH3" else "always",
+    )
+
+
+def _reference(folder: Path) -> Any:
+    """Returns the model of a folder; ``from_pretrained`` of MiniMax H3 requires accelerate."""
+    settings = json.loads((folder / "config.json").read_text())
+    model = getattr(diffusers, settings["_class_name"]).from_config(settings)
+    (weights,) = folder.glob("*.safetensors")
+    model.load_state_dict(safetensors.torch.load_file(weights))
+    return model.eval()
+
+
+def _as_pipelines_do(name: str, model: Any, video_BTHWC: np.ndarray) -> np.ndarray:
+    """Encodes as diffusers' pipeline of the class; returns [B, L, h, w, C]."""
+    x = torch.from_numpy(video_BTHWC).permute(0, 4, 1, 2, 3)
+    mean, deviation = (0.5,) * 3, (0.5,) * 3
+    if name == "AutoencoderKLMiniMaxH3":
+        mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    x = (x - torch.tensor(mean).view(3, 1, 1, 1)) / torch.tensor(deviation).view(3, 1, 1, 1)
+    if name == "AutoencoderKLQwenImage21":
+        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)  # opaque
+    with torch.no_grad():
+        if name == "AutoencoderKLFlux2":
+            return np.stack([_of_flux2(model, images) for images in x.unbind(2)], 1)
+        if name == "AutoencoderKLHunyuanImage":
+            images = [model.encode(images).latent_dist.mode() for images in x.unbind(2)]
+            latents = torch.stack(images, 2) * 0.7
+        elif name == "AutoencoderKLQwenImage21":
+            parts = [model.encode(part).latent_dist.mode() for part in x.split(1, 2)]
+            latents = torch.cat(parts, 2)
+        else:  # the attention of HunyuanVideo 1.5 takes one clip at a time
+            latents = torch.cat([model.encode(clip[None]).latent_dist.mode() for clip in x])
+    if name == "AutoencoderKLHunyuanVideo15":
+        latents = latents * 0.7
+    elif name != "AutoencoderKLHunyuanImage":
+        shift, scale = (torch.tensor(part).view(-1, 1, 1, 1) for part in STATISTICS.values())
+        latents = (latents - shift) / scale
+    return np.asarray(latents.permute(0, 2, 3, 4, 1).numpy())
+
+
+def _of_flux2(model: Any, images: torch.Tensor) -> np.ndarray:
+    pipeline = diffusers.Flux2Pipeline
+    packed = pipeline._patchify_latents(model.encode(images).latent_dist.mode())
+    mean, variance = (
+        part.view(1, -1, 1, 1) for part in (model.bn.running_mean, model.bn.running_var)
+    )
+    packed = (packed - mean) / torch.sqrt(variance + model.config.batch_norm_eps)
+    return np.asarray(pipeline._unpatchify_latents(packed).permute(0, 2, 3, 1).numpy())
+
+
+@pytest.mark.parametrize(("frames", "encoded"), [(9, 9), (12, 9)])
+def test_newer_classes_make_the_latents_of_their_pipelines(
+    newer: Path, frames: int, encoded: int
+) -> None:
+    name = str(json.loads((newer / "config.json").read_text())["_class_name"])
+    if NEWER[name][1][0] == 1:
+        encoded = frames = frames % 8  # images
+    elif name == "AutoencoderKLMiniMaxH3":
+        encoded = frames = 17 + frames  # only 5 of the last 17 have latents
+    height, width = (32, 288) if frames == 26 else (32, 64)  # of MiniMax H3: two tiles
+    student = _model_for(name, frames, height, width)
+    teacher = _load(newer, model=student)
+    assert (teacher.frames, teacher.pixels, teacher.channels) == NEWER[name][1]
+    video = np.random.default_rng(0).random((2, frames, height, width, 3), np.float32)
+    model = _reference(newer)
+    found = teacher.encode(video)
+    assert (found.dtype, found.shape) == (np.float32, (2, *student.latent_shape))
+    wanted = _as_pipelines_do(name, model, video[:, :encoded])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    if "tiles" in teacher.name:
+        model.disable_tiling()
+        untiled = _as_pipelines_do(name, model, video)
+        assert (np.abs(untiled - wanted).max() > 1e-3) == (width > 256)
+    assert ("-tiles256-" in teacher.name) == (name == "AutoencoderKLMiniMaxH3")
+
+
+def test_newer_classes_decode_their_latents(newer: Path) -> None:
+    name = str(json.loads((newer / "config.json").read_text())["_class_name"])
+    frames = 22 if name == "AutoencoderKLMiniMaxH3" else 5
+    teacher = _load(newer, model=_model_for(name, frames, 32, 64))
+    video = np.random.default_rng(0).random((1, frames, 32, 64, 3), np.float32)
+    decoded = teacher.decode(teacher.encode(video))
+    assert decoded.shape == video.shape
+    model = _reference(newer)
+    colors = 4 if name == "AutoencoderKLQwenImage21" else 3
+    x = torch.from_numpy(video).permute(0, 4, 1, 2, 3)
+    x = torch.cat([x, torch.ones_like(x[:, :1])], 1)[:, :colors] * 2 - 1
+    scale, shift = 0.5, 0.5
+    if name == "AutoencoderKLMiniMaxH3":
+        shift, scale = (
+            torch.tensor(part) for part in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        )
+        x = ((x + 1) / 2 - shift.view(3, 1, 1, 1)) / scale.view(3, 1, 1, 1)
+    flat = name in ("AutoencoderKLFlux2", "AutoencoderKLHunyuanImage")
+    parts = x.split(1, 2) if teacher.frames == 1 else (x,)
+    with torch.no_grad():
+        both = [
+            model.decode(model.encode(part[:, :, 0] if flat else part).latent_dist.mode()).sample
+            for part in parts
+        ]
+    wanted = torch.cat([one[:, :, None] if flat else one for one in both], 2)
+    wanted = wanted[:, :3].permute(0, 2, 3, 4, 1) * scale + shift
+    np.testing.assert_allclose(decoded, wanted.numpy(), atol=1e-4)
+    if name == "AutoencoderKLMiniMaxH3":
+        with pytest.raises(InputError, match=r"decodes 7 latents or more, not 2: use at least 22"):
+            teacher.decode(np.zeros((1, 2, 2, 2, 4), np.float32))
+        with pytest.raises(InputError, match=r"cover 21 \(model.trim\): set --model.trim h3$"):
+            _load(newer, dataclasses.replace(_model_for(name, 22, 32, 64), trim="always"))
+
+
+def test_the_guide_has_the_sizes_of_each_class() -> None:
+    """As the classes have them by default, if they do."""
+    guide = Path(__file__).parents[2] / "docs/guides/video-autoencoder.md"
+    row = r"`(AutoencoderKL\w+)` \| (\d+)x\2(?:x(\d+))? \| (\d+) \|"
+    written: dict[str, list[tuple[int, int, int]]] = {}
+    for name, pixels, frames, channels in re.findall(row, guide.read_text()):
+        sizes = (int(frames or 1), int(pixels), int(channels))
+        written.setdefault(name, []).append(sizes)
+    kinds = teachers._kinds(diffusers)
+    assert sorted(written) == sorted(kinds)
+    for name in kinds.keys() - {"AutoencoderKLHunyuanImage", "AutoencoderKLLTX2Video"}:
+        with torch.device("meta"):
+            model = kinds[name].of()
+        assert teachers._sizes(kinds[name], model) == written[name][0]
+
+
+def test_a_qwen_image_with_transparency_sees_opaque_frames(tmp_path: Path) -> None:
+    """Qwen-Image-Layered's autoencoder has four colors."""
+    torch.manual_seed(0)
+    model = diffusers.AutoencoderKLQwenImage(**QWEN, input_channels=4)
+    model.save_pretrained(tmp_path)
+    video = _video(5)
+    opaque = np.concatenate([video, np.ones_like(video[..., :1])], -1)
+    shift, scale = STATISTICS.values()
+    wanted = (_mode(model, opaque) - np.array(shift)) / np.array(scale)
+    np.testing.assert_allclose(_load(tmp_path).encode(video), wanted, atol=1e-5)
 
 
 def test_a_model_with_other_latents_is_refused(cogvideox: Path, hunyuan: Path, ltx: Path) -> None:

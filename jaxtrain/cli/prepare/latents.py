@@ -1,5 +1,6 @@
 """``jaxtrain prepare latents``: computes a teacher's latents."""
 
+import collections
 import dataclasses
 import functools
 import json
@@ -54,47 +55,54 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
     say(sources.summary)
     root, url = cache.root(data.cache_dir), cache.url(data.cache_dir)
-    target = latents.store(root, run.model, teacher.name, url)
-    with command_line.resumable("latents"):
-        devices = 1 if cluster else jax.device_count()
-        batch = -(-flags.batch // devices) * devices
-        threads = limits.cores() if data.workers is None else max(1, data.workers)
-        outcome = encode_latents.prepare(
-            (sources.train, sources.val),
-            functools.partial(load, say=_silent) if cluster else lambda: teacher,
-            teacher.about,
-            target,
-            engine=cluster or engines.Threads(threads + batch),
-            batch_size=batch,
-            say=say,
-            part=part,
-        )
-    videos, windows = outcome.made + outcome.skipped, outcome.totals.get("windows", 0)
-    lacking = outcome.totals.get("lacking", 0)
+    devices = 1 if cluster else jax.device_count()
+    batch = -(-flags.batch // devices) * devices
+    threads = limits.cores() if data.workers is None else max(1, data.workers)
+    made = skipped = 0
+    failed, totals, folders = dict[str, str](), collections.Counter[str](), list[str]()
+    for shape, group in data.latent_groups(run.model, sources.train, sources.val):
+        target = latents.store(root, group[0].size, shape, teacher.name, url)
+        with command_line.resumable("latents"):
+            outcome = encode_latents.prepare(
+                group,
+                functools.partial(load, say=_silent) if cluster else lambda: teacher,
+                teacher.about,
+                target,
+                engine=cluster or engines.Threads(threads + batch),
+                batch_size=batch,
+                say=say,
+                part=part,
+            )
+        made, skipped = made + outcome.made, skipped + outcome.skipped
+        failed |= outcome.failed
+        totals.update(outcome.totals)
+        folders.append(target.where)
+    windows, lacking = totals["windows"], totals["lacking"]
+    where = " and ".join(folders)
     if lacking:
         say(
             f"{lacking:,} clips cannot be decoded, so they have no latents, and training replaces "
-            f"them: the reasons are in {target.where}/{resumable.WORK}/records"
+            f"them: the reasons are in {resumable.WORK}/records of {where}"
         )
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(
-        f"latents of {videos:,} videos in {target.where}, {outcome.made:,} of them new "
+        f"latents of {made + skipped:,} videos in {where}, {made:,} of them new "
         f"({windows:,} clips in total); train with --data.windows fixed{single} --data.teacher "
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
     if flags.json:
         result = {
-            "videos": videos,
-            "new": outcome.made,
+            "videos": made + skipped,
+            "new": made,
             "windows": windows,
             "lacking": lacking,
-            "failed": outcome.failed,
+            "failed": failed,
             "teacher": teacher.name,
-            "folder": target.where,
+            "folder": folders[0],
         }
         atomic.write_whole(flags.json, json.dumps(result, indent=1) + "\n")
     # If a few windows lack latents, a repetition would not help.
-    return outcome.exit_code or int(lacking > 0 and not windows)
+    return int(bool(failed) or (lacking > 0 and not windows))
 
 
 def _silent(message: str) -> None:

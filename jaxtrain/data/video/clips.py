@@ -42,6 +42,7 @@ class Clips:
         crop_of: height and width of the clip that an example is a crop of; None if it is the clip.
         train: whether to cut and augment at random; otherwise clips are of consecutive frames, and
             not augmented.
+        latents: a teacher's latents of fixed windows or of their crops, or None.
         plane_size: height and width of the planes that the device resizes and converts; None does
             both on the host.
     """
@@ -67,7 +68,8 @@ class Clips:
         if not self._is_random:
             taught = None if self.latents is None else self.latents.teacher
             kind = "fixed" if self.config.windows == "fixed" else "validated"
-            return cache.digest(self.videos.content, kind, self.frames, taught)
+            cut = () if self.crop_of is None else (self.size,)
+            return cache.digest(self.videos.content, kind, self.frames, taught, *cut)
         crops = (self.block,) if self.block > 1 else ()
         clips = self._clips or f"by length, of {self.frames} frames"
         return cache.digest(self.videos.content, clips, *crops)
@@ -89,7 +91,7 @@ class Clips:
 
     def __len__(self) -> int:
         clips = self._ends[-1] if self._clips is None else len(self.videos) * self._clips
-        return int(clips) * (self.block if self._is_random else 1)
+        return int(clips) * self.block
 
     def validated(self, count: int) -> Validated:
         """Returns clips for a validation, evenly over the videos: a mean over videos.
@@ -115,6 +117,16 @@ class Clips:
             np.repeat(1 / of_videos, of_videos).astype(np.float32),
             np.repeat(numbers, of_videos),
         )
+
+    @property
+    def size(self) -> str:
+        """Returns the name of a folder for what is computed from fixed windows or their crops."""
+        size = f"{self.frames}x{self.height}x{self.width}"
+        if self.crop_of is None:
+            return size
+        scales = (self.config.min_crop_scale, self.config.max_crop_scale)
+        how = cache.digest(self.crop_of, scales, self.config.flip)[:8]
+        return f"{size}-{self.block}-crops-{how}"
 
     def windows(self, video: Video) -> int:
         """Returns a video's number of fixed, consecutive windows in its pieces."""
@@ -153,16 +165,15 @@ class Clips:
         Raises:
             BadExample: a piece is damaged or missing, or too short for a clip.
         """
-        if not self._is_random:
-            return self._fixed(index)
         clip, number = divmod(index, self.block)
-        draws = rng.random((self.block, _DRAWS))
-        if self.block == 1:
-            return self._crops(clip, draws)[0]
+        draws = rng.random((self.block, _DRAWS)) if self._is_random else np.empty(0)
         key = (clip, draws.tobytes())
         if key not in self._last:
             self._last.clear()
-            self._last[key] = self._crops(clip, draws)
+            crops = self._crops(clip, draws) if self._is_random else self._fixed(clip)
+            if self.block == 1:
+                return crops[0]
+            self._last[key] = crops
         return dict(self._last[key][number])
 
     @functools.cached_property
@@ -225,19 +236,33 @@ class Clips:
             piece.look, **size, plane_size=self.plane_size, position=position
         )
 
-    def _fixed(self, index: int) -> dict[str, np.ndarray]:
-        video, place = self._video_of(index)
-        (example,) = self._read(*self._at(video, place), [video_frames.CropPosition()])
-        example["augment"] = np.asarray(IDENTITY, np.float32)
-        if self.latents is not None:
-            example["latents"] = self.latents.load(video, place)
-        return example
+    def _fixed(self, clip: int) -> list[dict[str, np.ndarray]]:
+        """Returns the crops of a fixed window, or the window."""
+        video, place = self._video_of(clip)
+        examples = self._window(video, place)
+        for number, example in enumerate(examples):
+            example["augment"] = np.asarray(IDENTITY, np.float32)
+            if self.latents is not None:
+                example["latents"] = self.latents.load(video, place * self.block + number)
+        return examples
 
-    def pixels(self, video: Video, window: int) -> np.ndarray:
-        """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
+    def _window(self, video: Video, place: int) -> list[dict[str, np.ndarray]]:
+        piece, numbers = self._at(video, place)
+        if self.crop_of is None:
+            return self._read(piece, numbers, [video_frames.CropPosition()])
+        # Positions depend on the video, not on the run's seed or the number of crops: runs with
+        # other seeds share the latents, and more crops begin with the same ones.
+        draws = np.random.default_rng([int(video.digest, 16), place]).random((self.block, _DRAWS))
+        return self._read(piece, numbers, [self._position(piece, row) for row in draws])
+
+    def pixels(self, video: Video, window: int) -> list[np.ndarray]:
+        """Returns the crops of a fixed window, or the window, uint8 [T, H, W, 3].
+
+        Raises:
+            BadExample: as :meth:`example` does.
+        """
         on_host = dataclasses.replace(self, plane_size=None)
-        (example,) = on_host._read(*self._at(video, window), [video_frames.CropPosition()])
-        return example["video"]
+        return [example["video"] for example in on_host._window(video, window)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Omits what is cached, such as a number of windows per file: each worker gets a copy."""

@@ -71,7 +71,8 @@ class Config(DataConfig):
     windows: Literal["random", "fixed"] = "random"
     """How clips are chosen. random: training clips are cut and augmented at random. fixed: in both
     splits, an epoch contains each of a video's consecutive clips once, center-cropped and not
-    augmented; model.teacher requires this, except with model.teacher.network."""
+    augmented; with crop, training has crops_per_clip random crops of each, which are the same in
+    every epoch and run. model.teacher requires this, except with model.teacher.network."""
     teacher: str | None = None
     """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
     latents; None selects the only teacher in the cache for this clip size."""
@@ -145,12 +146,6 @@ class Config(DataConfig):
                 f"data.crops_per_clip={self.crops_per_clip} requires data.crop: set --data.crop to "
                 "a height and a width, or --data.crops_per_clip 1",
                 about=("data.crops_per_clip", "data.crop"),
-            )
-        if self.windows == "fixed" and self.crop is not None:
-            raise InputError(
-                f"data.crop={_size(self.crop)} has random positions, and data.windows=fixed "
-                "complete clips: set --data.crop None, or --data.windows random",
-                about=("data.crop", "data.windows"),
             )
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
@@ -342,11 +337,14 @@ class Config(DataConfig):
         train_clips = self.clips(model, splits[0], train=True)
         val_clips = self.clips(model, splits[1], train=False)
         if taught:
-            url = cache.url(self.cache_dir)
-            store = latents.find(root, model, self.teacher, (train_clips, val_clips), say, url)
-            say(f"latents of teacher {store.teacher}")
-            train_clips = dataclasses.replace(train_clips, latents=store)
-            val_clips = dataclasses.replace(val_clips, latents=store)
+            url, teacher = cache.url(self.cache_dir), self.teacher
+            found = list[Clips]()
+            for shape, group in self.latent_groups(model, train_clips, val_clips):
+                store = latents.find(root, shape, teacher, group, say, url)
+                teacher = store.teacher
+                found += [dataclasses.replace(clips, latents=store) for clips in group]
+            train_clips, val_clips = found
+            say(f"latents of teacher {teacher}")
         frames = sum(int(videos.table.rows["frames"][videos.chosen].sum()) for videos in splits)
         return Sources(
             train=train_clips,
@@ -358,6 +356,17 @@ class Config(DataConfig):
             summary=f"{files:,} videos ({files - len(bad):,} good), {frames:,} frames in pieces, "
             f"{len(train):,} train / {len(val):,} val",
         )
+
+    def latent_groups(
+        self, model: Any, train: Clips, val: Clips
+    ) -> list[tuple[latents.Shape, tuple[Clips, ...]]]:
+        """Returns the clips whose latents are stored together, and the shape of these latents.
+
+        Validations see complete clips, whose latents are not those of crops.
+        """
+        if self.crop is None:
+            return [(model.latent_shape, (train, val))]
+        return [(self.training_model(model).latent_shape, (train,)), (model.latent_shape, (val,))]
 
     def to_prepare(self, model: Any, say: Callable[[str], None]) -> list[sets.CachedSet]:
         """Implements :meth:`DataConfig.to_prepare`: sets of the user's videos."""

@@ -1,4 +1,4 @@
-"""``jaxtrain prepare latents``: encodes the fixed windows of all videos with a teacher.
+"""``jaxtrain prepare latents``: encodes fixed windows of all videos, or crops, with a teacher.
 
 A video is an item of :mod:`jaxtrain.jobs.resumable`. Threads of this process decode the windows and
 share the batches of one teacher, because a prepared clip has only a few windows. On a Ray cluster,
@@ -55,7 +55,7 @@ def prepare(
     """Computes the latents that do not exist yet.
 
     Args:
-        splits: the windows.
+        splits: the windows; all have crops of one size, or none has.
         load: loads the teacher, which encodes them, once in this process or each worker of a
             cluster; can be pickled for one.
         about: describes the teacher.
@@ -129,9 +129,10 @@ def _encode(
     """Writes the latents of a video; returns how many windows it has, and how many lack them."""
     number, video = item.value
     split = splits[number]
-    count = split.windows(video)
+    places, crops = split.windows(video), split.block
+    count = places * crops
 
-    def decode(window: int) -> np.ndarray | BadExample:
+    def decode(window: int) -> list[np.ndarray] | BadExample:
         worker.check()
         try:
             return disks.when_readable(functools.partial(split.pixels, video, window))
@@ -144,13 +145,13 @@ def _encode(
         """Yields latents once they are there: those of an hour may be gigabytes."""
         waiting = collections.deque[Future[np.ndarray] | None]()
         with batches.video(), ThreadPoolExecutor(worker.cpus) as pool:
-            for first in range(0, count, worker.cpus):
-                for clip in pool.map(decode, range(first, min(first + worker.cpus, count))):
-                    if isinstance(clip, BadExample):
-                        bad.append(clip)
-                        waiting.append(None)
+            for first in range(0, places, worker.cpus):
+                for clips in pool.map(decode, range(first, min(first + worker.cpus, places))):
+                    if isinstance(clips, BadExample):
+                        bad.extend([clips] * crops)
+                        waiting.extend([None] * crops)
                     else:
-                        waiting.append(batches.add(clip))
+                        waiting.extend(map(batches.add, clips))
                 while waiting and ((latents := waiting[0]) is None or latents.done()):
                     yield _result(waiting.popleft())
         yield from map(_result, waiting)

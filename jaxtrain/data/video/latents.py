@@ -1,9 +1,10 @@
-"""A teacher's latents of fixed windows: computed once, cached, and read with the clips.
+"""A teacher's latents of fixed windows or their crops: computed once, and read with the clips.
 
-Each video has one file in the cache, float16 [windows, L, h, w, C] without a header. Its name is a
-digest of the video's name, content, and pieces, not of its location. A window that cannot be
-decoded is all NaN. If the cache is in a bucket, the latents are written there, and :func:`find`
-fetches them. :mod:`jaxtrain.data.video.encode_latents` computes them.
+Each video has one file in the cache, float16 [windows, L, h, w, C] without a header. Each crop of a
+window counts as one, and follows the others. The file's name is a digest of the video's name,
+content, and pieces, not of its location. A window that cannot be decoded is all NaN. If the cache
+is in a bucket, the latents are written there, and :func:`find` fetches them.
+:mod:`jaxtrain.data.video.encode_latents` computes them.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
@@ -13,9 +14,9 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -122,35 +123,33 @@ class LatentStore:
             bucket_folders.opened(self.url).put(ABOUT, text.encode())
 
 
-def cache_folder(root: Path, model: Any) -> Path:
-    """Returns the folder of all teachers' latents for clips of a model's size."""
-    return root / "latents" / f"{model.frames}x{model.height}x{model.width}"
-
-
-def store(root: Path, model: Any, teacher: str, cache_url: str | None = None) -> LatentStore:
-    """Returns a teacher's store for clips of a model's size, whether or not it exists.
+def store(
+    root: Path, size: str, shape: Shape, teacher: str, cache_url: str | None = None
+) -> LatentStore:
+    """Returns a teacher's store for clips of a size, whether or not it exists.
 
     Args:
         root: the cache folder.
-        model: the model config, which sets the size of clips and latents.
+        size: name of the size (:attr:`Clips.size`).
+        shape: shape of a clip's latents, [L, h, w, C].
         teacher: its name.
         cache_url: the cache in a bucket, of which ``root`` is a copy.
     """
-    folder = cache_folder(root, model) / teacher
+    folder = root / "latents" / size / teacher
     url = None if cache_url is None else f"{cache_url}/{folder.relative_to(root).as_posix()}"
-    return LatentStore(folder, tuple(model.latent_shape), url)
+    return LatentStore(folder, tuple(shape), url)
 
 
-def _teachers(root: Path, model: Any) -> list[str]:
-    """Returns the teachers whose latents of a model's size are on this disk."""
-    return sorted(path.parent.name for path in cache_folder(root, model).glob(f"*/{ABOUT}"))
+def _teachers(root: Path, size: str) -> list[str]:
+    """Returns the teachers whose latents for clips of a size are on this disk."""
+    return sorted(path.parent.name for path in (root / "latents" / size).glob(f"*/{ABOUT}"))
 
 
 def find(
     root: Path,
-    model: Any,
+    shape: Shape,
     teacher: str | None,
-    splits: Iterable["Clips"],
+    splits: Sequence["Clips"],
     say: Callable[[str], None],
     cache_url: str | None = None,
 ) -> LatentStore:
@@ -160,9 +159,9 @@ def find(
 
     Args:
         root: the cache folder.
-        model: the model config, which sets the size of clips and latents.
+        shape: shape of a clip's latents in the model, [L, h, w, C].
         teacher: name of the teacher; None selects the only one in the cache.
-        splits: the windows.
+        splits: the windows, all of one :attr:`Clips.size`.
         say: prints a message.
         cache_url: the cache in a bucket, of which ``root`` is a copy.
 
@@ -170,26 +169,27 @@ def find(
         InputError: there are no latents, several teachers to choose from, latents of the wrong
             shape, or latents missing for some videos.
     """
-    size = f"clips of {model.frames}x{model.height}x{model.width}"
+    size = splits[0].size
     cure = (
         f"compute them with `{invocation.program()} prepare latents`, this run's --config, its "
         "--data and --model fields, and --teacher SPEC"
     )
-    videos = [(video, split.windows(video)) for split in splits for video in split.videos]
-    cached = _teachers(root, model)
+    videos = [
+        (video, split.windows(video) * split.block) for split in splits for video in split.videos
+    ]
+    cached = _teachers(root, size)
     chosen = teacher or (cached[0] if len(cached) == 1 else None)
     if cache_url is not None and (
-        chosen not in cached or store(root, model, chosen).missing(videos)
+        chosen not in cached or store(root, size, shape, chosen).missing(videos)
     ):
-        folder = cache_folder(root, model)
-        url = f"{cache_url}/{folder.relative_to(root).as_posix()}"
+        url, folder = f"{cache_url}/latents/{size}", root / "latents" / size
         remote.copy_folder(url, folder, root, _FLAG, say, lambda name: name.endswith(ABOUT))
-        cached = _teachers(root, model)
+        cached = _teachers(root, size)
     else:
         cache_url = None
     if teacher is None and len(cached) > 1:
         raise InputError(
-            f"the cache has latents of {len(cached)} teachers for {size}: choose one with "
+            f"the cache has latents of {len(cached)} teachers for clips of {size}: choose one with "
             f"--data.teacher ({', '.join(cached)})"
         )
     if not cached or (teacher is not None and teacher not in cached):
@@ -199,19 +199,19 @@ def find(
             for path in (root / "latents").glob(f"*/*/{ABOUT}")
         )
         known = f" (found: {', '.join(others)})" if others else ""
-        raise InputError(f"{lacking} for {size} in {root}{known}: {cure}")
-    latents = store(root, model, teacher or cached[0], cache_url)
+        raise InputError(f"{lacking} for clips of {size} in {root}{known}: {cure}")
+    latents = store(root, size, shape, teacher or cached[0], cache_url)
     about = latents.folder / ABOUT
     try:
-        shape = tuple(atomic.read_json(about)["shape"])
+        found = tuple(atomic.read_json(about)["shape"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{about} is damaged ({disks.reason(error)}): delete it, for a cache in a bucket also "
             "there, and repeat prepare latents"
         ) from error
-    if shape != latents.shape:
+    if found != latents.shape:
         raise InputError(
-            f"the latents of teacher {latents.teacher} have shape {shape} (time, height, width, "
+            f"the latents of teacher {latents.teacher} have shape {found} (time, height, width, "
             f"channels), but the model's have {latents.shape}: change model.latent_channels or "
             "model.patch_size"
         )

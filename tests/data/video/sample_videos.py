@@ -224,3 +224,21 @@ def growing(path: Path, small: tuple[int, int], large: tuple[int, int]) -> Path:
         part.unlink()
     path.write_bytes(content)
     return path
+
+
+class Means:
+    """A teacher whose latents identify the clip: means over squares and frames."""
+
+    name = "means-0123"
+    about = "means"
+
+    def __init__(self) -> None:
+        self.clips = 0
+        self.batches: list[int] = []
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        assert video_BTHW3.dtype == np.float32
+        assert 0 <= video_BTHW3.min() <= video_BTHW3.max() <= 1
+        b, t, h, w, _ = video_BTHW3.shape
+        self.batches.append(b)
+        return video_BTHW3.reshape(b, 2, t // 2, h // 8, 8, w // 8, 8, 3).mean((2, 4, 6))

@@ -199,7 +199,6 @@ def test_what_depends_on_the_size_of_training() -> None:
     [
         ({"crop": (16, 16), "min_crop_scale": 0.9, "max_crop_scale": 0.5}, "data.max_crop_scale"),
         ({"crops_per_clip": 2}, "data.crops_per_clip=2 requires data.crop"),
-        ({"crop": (16, 16), "windows": "fixed"}, "set --data.crop None, or --data.windows random"),
     ],
 )
 def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], part: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from data.video import sample_videos as sample
+from data.video.sample_videos import Means
 from obstore.store import LocalStore
 
 from jaxtrain.data.video import encode_latents, latents, pieces, sets
@@ -23,24 +24,6 @@ from jaxtrain.storage.bucket import Bucket
 SHAPE = (2, 8, 12, 3)
 MODEL = sample.model(latent_shape=SHAPE)
 TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "batch_spec": lambda rows: {"latents": None}})
-
-
-class Means:
-    """A teacher whose latents identify the clip: means over squares and frames."""
-
-    name = "means-0123"
-    about = "means"
-
-    def __init__(self) -> None:
-        self.clips = 0
-        self.batches: list[int] = []
-
-    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
-        assert video_BTHW3.dtype == np.float32
-        assert 0 <= video_BTHW3.min() <= video_BTHW3.max() <= 1
-        b, t, h, w, _ = video_BTHW3.shape
-        self.batches.append(b)
-        return video_BTHW3.reshape(b, 2, t // 2, h // 8, 8, w // 8, 8, 3).mean((2, 4, 6))
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +51,8 @@ def _prepare(
     settings.setdefault("engine", engines.Threads(threads + settings["batch_size"]))
     load = teacher if teacher is Means else lambda: teacher
     where = str(root)
-    target = latents.store(cache.root(where), MODEL, teacher.name, cache.url(where))
+    size = sources.train.size
+    target = latents.store(cache.root(where), size, SHAPE, teacher.name, cache.url(where))
     splits = (sources.train, sources.val)
     return encode_latents.prepare(splits, load, teacher.about, target, **settings)
 
@@ -120,7 +104,7 @@ def _set(folder: Path, about: list[Any], **settings: Any) -> sets.Video:
 
 
 def test_videos_of_equal_names_sizes_and_lengths_have_latents_of_their_own(tmp_path: Path) -> None:
-    target = latents.store(tmp_path, MODEL, "teacher", None)
+    target = latents.store(tmp_path, "6x64x96", SHAPE, "teacher")
     piece = [512, 99, 24, 64, 96]  # offset, size, frames, height, width
     about = ["a.mp4", [9, "1"], [25, 1], [piece]]
 
@@ -169,12 +153,13 @@ def test_memory_does_not_grow_with_the_length_of_a_video(tmp_path: Path) -> None
 
     class Split:
         videos = ()
+        block = 1
 
         def windows(self, video: Any) -> int:
             return windows
 
-        def pixels(self, video: Any, window: int) -> np.ndarray:
-            return np.zeros((1, 8, 8, 3), np.uint8)
+        def pixels(self, video: Any, window: int) -> list[np.ndarray]:
+            return [np.zeros((1, 8, 8, 3), np.uint8)]
 
     class Zeros(Means):
         def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
@@ -265,7 +250,7 @@ def test_a_disk_that_fails_is_waited_for(
     sources = _open(data, tmp_path)
     real, failures = type(sources.train).pixels, ["fails", "fails"]
 
-    def pixels(clips: Any, video: Any, window: int) -> np.ndarray:
+    def pixels(clips: Any, video: Any, window: int) -> list[np.ndarray]:
         if video == sources.train.videos[0] and failures:
             failures.pop()
             raise disks.unreadable(video.path, OSError(errno.EIO, os.strerror(errno.EIO)))
