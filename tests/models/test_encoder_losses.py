@@ -76,7 +76,7 @@ def test_an_error_in_the_border_changes_nothing() -> None:
     def of(error_hw: Any) -> Any:
         out = module._outputs(clips["video"] / 255.0, clips)
         planted = out._replace(features=[out.features[0] + error_hw.reshape(1, 1, 4, 4, 1)])
-        total, _ = module._losses(planted, clips["weight"], clips["weight"].sum())
+        total, _ = module._losses(planted, clips, clips["weight"].sum())
         return total
 
     inside = np.zeros((4, 4), np.float32)

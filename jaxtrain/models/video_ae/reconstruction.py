@@ -215,8 +215,9 @@ class ReconstructionConfig(ModelConfig):
         return found
 
     def formulas(self) -> list[str]:
-        """Says if the loss compares only some frames of a clip."""
-        return self.timing.unused(self.frames)
+        """Says if the loss compares only some frames of a clip, and which losses begin later."""
+        later = [loss for loss in (self.perceptual, self.adversary) if loss is not None]
+        return self.timing.unused(self.frames) + [line for loss in later for line in loss.begins()]
 
     def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
         """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""
@@ -231,6 +232,7 @@ class ReconstructionConfig(ModelConfig):
                 b2=settings.b2,
                 weight_decay=settings.weight_decay,
                 max_grad_norm=settings.max_grad_norm,
+                start_step=settings.start_step,
             )
         return groups
 
@@ -283,7 +285,7 @@ class Reconstruction(Model):
         self.reconstruction_weight = config.reconstruction_weight
         self.reconstruction_error = config.reconstruction_error
         self.lpips = None if config.perceptual is None else lpips.Lpips()
-        self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
+        self.perceptual, self.adversarial = config.perceptual, config.adversary
         self.adversary = _adversary(config, rngs)
         self.teacher = config.teacher
         self.teacher_network = _teacher_network(config)
@@ -329,16 +331,19 @@ class Reconstruction(Model):
         video, weight_B = _to_float(batch["video"]), batch["weight"]
         out = self._outputs(video, batch, augment.augment(video, batch["augment"]))
         weight = weight_B.sum()
-        total, metrics = self._losses(out, weight_B, weight)
+        total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
         metrics["psnr"] = _frame_sums(quality.psnr(out.target, shown), weight_B)[:2]
-        if self.adversary is not None:
-            adversarial = self.adversary(
-                out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
-            )
+        if self.adversary is not None and self.adversarial is not None:
+            given = out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
+            share, factor = self.adversarial.share(batch), self.adversarial.weight
+            if share is None:
+                adversarial = self.adversary(*given)
+            else:
+                adversarial, factor = self.adversary.once_begun(share > 0, *given), factor * share
             correction = (adversarial.decoder_B * weight_B).sum()
             # The discriminator's own loss trains only the discriminator, so it needs no weight.
-            total += self.adversary.weight * correction + adversarial.discriminator * weight
+            total += factor * correction + adversarial.discriminator * weight
             metrics |= {
                 "adversary_loss": (correction, weight),
                 "discriminator_loss": (adversarial.discriminator * weight, weight),
@@ -351,7 +356,7 @@ class Reconstruction(Model):
         weight_B = batch["weight"]
         out = self._outputs(_to_float(batch["video"]), batch)
         weight = weight_B.sum()
-        total, metrics = self._losses(out, weight_B, weight)
+        total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
         measured: Sums = {
             "loss": (total, weight),
@@ -404,15 +409,13 @@ class Reconstruction(Model):
             "latents": (numbered, []),
         }
 
-    def _losses(
-        self, out: "_Outputs", weight_B: jax.Array, weight: jax.Array
-    ) -> tuple[jax.Array, Sums]:
+    def _losses(self, out: "_Outputs", batch: Batch, weight: jax.Array) -> tuple[jax.Array, Sums]:
         """Returns the weighted sum of the losses without randomness, and each loss."""
         total, metrics, across = jnp.zeros(()), Sums(), (1, 2, 3, 4)
 
-        def add(name: str, factor: float, error_B: jax.Array) -> None:
+        def add(name: str, factor: float | jax.Array, error_B: jax.Array) -> None:
             nonlocal total
-            error = (error_B * weight_B).sum()
+            error = (error_B * batch["weight"]).sum()
             total += factor * error
             metrics[name] = (error, weight)
 
@@ -432,10 +435,18 @@ class Reconstruction(Model):
             pairs = zip(self.projections, out.features, out.teacher_features, strict=True)
             errors = [_relative_error(project(own), theirs) for project, own, theirs in pairs]
             add("feature_loss", self.teacher.feature_weight, _mean(errors))
-        if self.lpips is not None:
-            shown = out.reconstruction
-            distances = [self._lpips_BT(each, shown, self._dtype).mean(1) for each in out.targets]
-            add("perceptual_loss", self.perceptual_weight, _mean(distances))
+        if self.perceptual is not None:
+
+            def distance_B() -> jax.Array:
+                given = out.reconstruction, self._dtype
+                return _mean([self._lpips_BT(each, *given).mean(1) for each in out.targets])
+
+            share = self.perceptual.share(batch)
+            if share is None:
+                add("perceptual_loss", self.perceptual.weight, distance_B())
+            else:
+                error_B = lax.cond(share > 0, distance_B, lambda: jnp.zeros_like(batch["weight"]))
+                add("perceptual_loss", self.perceptual.weight * share, error_B)
         return total, metrics
 
     def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array, dtype: Any) -> jax.Array:
