@@ -209,12 +209,13 @@ class Seraena(nnx.Module):
             begun: whether the loss has begun, bool [].
             given: the arguments of a call.
         """
-        graph, params, rest = nnx.split(self, nnx.Param, ...)
+        split: Any = nnx.split  # its types do not know an ellipsis after a filter
+        graph, params, rest = split(self, nnx.Param, ...)
 
         def judge(params: Any, rest: Any) -> tuple[Outcome, Any]:
             module = nnx.merge(graph, params, rest)
             outcome = module(*given)
-            return outcome, nnx.split(module, nnx.Param, ...)[2]
+            return outcome, split(module, nnx.Param, ...)[2]
 
         zero = jnp.zeros((), jnp.float32)
         nothing = Outcome(jnp.zeros(given[0].shape[0], jnp.float32), zero, zero)

@@ -336,7 +336,8 @@ class Reconstruction(Model):
         metrics["psnr"] = _frame_sums(quality.psnr(out.target, shown), weight_B)[:2]
         if self.adversary is not None and self.adversarial is not None:
             given = out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
-            share, factor = self.adversarial.share(batch), self.adversarial.weight
+            share = self.adversarial.share(batch)
+            factor: Any = self.adversarial.weight
             if share is None:
                 adversarial = self.adversary(*given)
             else:
