@@ -89,7 +89,7 @@ def _check(flags: commands.Export) -> None:
     tensor_files.check_ending(flags.target)
     atomic.check_writable("OUT", flags.target)
     if flags.target.suffix != tensor_files.SAFETENSORS:
-        tensor_files.check_pytorch(flags.target)
+        tensor_files.pytorch(flags.target)
 
 
 def _can_write(model: Any, *, folder: bool) -> bool:

@@ -38,23 +38,10 @@ class Preparation(Protocol):
         """Returns where it is made: a folder, or the URL of one in a bucket."""
 
     def begin(self, processes: int) -> None:
-        """Makes the folder, in one process.
-
-        Args:
-            processes: how many make parts.
-
-        Raises:
-            InputError: it would take long, or more than the free disk.
-        """
+        """Makes the folder, in one process; raises InputError if its parts would take long."""
 
     def make(self, say: Callable[[str], None], part: resumable.Part, sharing: int) -> None:
-        """Makes a part.
-
-        Args:
-            say: prints a message.
-            part: which one.
-            sharing: number of processes that share this host's cores.
-        """
+        """Makes a part, with the cores that each of some sharing processes of this host has."""
 
 
 class DataConfig(bounds.Section):
@@ -88,8 +75,6 @@ class DataConfig(bounds.Section):
 
         Args:
             model: the run's model config, for the shapes of an example.
-            seed: of the run.
-            say: prints a line.
 
         Raises:
             InputError: none of the data can be used.
@@ -97,12 +82,7 @@ class DataConfig(bounds.Section):
         raise NotImplementedError
 
     def to_prepare(self, model: Any, say: Callable[[str], None]) -> Sequence["Preparation"]:
-        """Returns what all processes make together, because the cache lacks it, before they open.
-
-        Args:
-            model: the run's model config.
-            say: prints a line.
-        """
+        """Returns what the cache lacks, which all processes make together before they open."""
         del model, say
         return ()
 
@@ -124,7 +104,6 @@ class DataConfig(bounds.Section):
 
         Args:
             spec: the arrays that the model requires: ``batch_spec`` of :meth:`training_model`.
-            model: the model's config.
         """
         del model
         return spec

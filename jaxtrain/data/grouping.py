@@ -29,8 +29,6 @@ def divided(
 
     Args:
         inputs: with different names.
-        name_of: returns the name of an input.
-        size_of: returns its size.
         most: size of a group, if it has more than one input.
     """
     hashed = sorted(((hash_of(name_of(one)), one) for one in inputs), key=lambda pair: pair[0])

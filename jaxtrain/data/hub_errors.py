@@ -1,5 +1,6 @@
 """Explains errors of the Hugging Face Hub: its models and data sets fail in the same ways."""
 
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from jaxtrain.errors import InputError, RunAgain
@@ -16,27 +17,28 @@ def is_temporary(error: BaseException | None) -> bool:
     Each library has its own classes for these, which need not derive from Python's. A host that
     does not exist is not temporary.
     """
-    if addresses.is_unknown_host(error):
-        return False
+    answer = response(error)
+    if answer is not None:  # the Hub was reached
+        return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
+    of_network = any(
+        isinstance(cause, ConnectionError | TimeoutError)
+        or any(kind.__module__.startswith(_NETWORK) for kind in type(cause).__mro__)
+        for cause in _chain(error)
+    )
+    return of_network and not addresses.is_unknown_host(error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and its causes."""
     while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:  # the Hub was reached
-            return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
-        of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
-        if of_library or isinstance(error, ConnectionError | TimeoutError):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
 def response(error: BaseException | None) -> Any:
     """Returns the Hub's response that an error or one of its causes is about, or None."""
-    while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:
-            return answer
-        error = error.__cause__ or error.__context__
-    return None
+    answers = (getattr(cause, "response", None) for cause in _chain(error))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def reason(error: BaseException) -> str:
@@ -56,57 +58,48 @@ def fail(
     """Raises an error of the Hub, the network, or a disk as one line, and any other unchanged.
 
     Args:
-        error: from a library.
         text: what was asked for, as typed.
         kind: ``model`` or ``dataset``.
         page: of the repository, below the Hub's URL.
         absent: message if there is no such repository, or no access to it.
         offline: what to do where there is no network.
     """
-    failure = _explained(error, text, kind, page, absent, offline)
-    if failure is None:
-        raise error  # not from itself: who follows its causes would never end
-    raise failure from error
-
-
-def _explained(
-    error: Exception, text: str, kind: str, page: str, absent: str, offline: str
-) -> Exception | None:
     import huggingface_hub
     import huggingface_hub.errors as hub_errors
 
     where, why = huggingface_hub.HfApi().endpoint, reason(error)
     or_offline = f"; or {offline}" if offline else ""
     if is_temporary(error):
-        return RunAgain(
+        raise RunAgain(
             f"{text}: {where} cannot be reached ({why}): run the command again later{or_offline}"
-        )
+        ) from error
     if addresses.is_unknown_host(error):
-        return InputError(
+        raise InputError(
             f"{text}: {where} is an unknown host, or this machine has no network: check both and "
             f"HF_ENDPOINT{or_offline}"
-        )
+        ) from error
     if isinstance(error, hub_errors.GatedRepoError):
-        return InputError(
+        raise InputError(
             f"{text}: access to this {kind} is restricted: request it on {where}/{page}, then run "
             "hf auth login"
-        )
+        ) from error
     if isinstance(error, hub_errors.RevisionNotFoundError):
-        return InputError(f"{text}: no such revision; use a branch, tag, or commit of the {kind}")
-    missing = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
-    if isinstance(error, missing) or type(error).__name__ == "DatasetNotFoundError":
-        return InputError(f"{text}: {absent}")
+        raise InputError(
+            f"{text}: no such revision; use a branch, tag, or commit of the {kind}"
+        ) from error
+    if isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError):
+        raise InputError(f"{text}: {absent}") from error
     if response(error) is not None:
-        return InputError(
+        raise InputError(
             f"{text}: the Hub refuses the request ({why}): check that your "
             f"account may read {where}/{page}, and run hf auth login"
-        )
+        ) from error
     if isinstance(error, OSError) and error.errno is not None:
-        return disk_trouble(
+        raise disk_trouble(
             error,
             f"{text}: cannot read or write {error.filename or 'a file'}",
             "make it readable and writable, or set $HF_HOME to another folder",
-        )
+        ) from error
     if isinstance(error, ValueError | KeyError | OSError):  # a response of an unknown form
-        return InputError(f"{text}: {why}")
-    return None
+        raise InputError(f"{text}: {why}") from error
+    raise error  # not from itself: who follows its causes would never end

@@ -23,8 +23,6 @@ class Kind:
     """A kind of input, and the measured rate of one core.
 
     Attributes:
-        what: describes it.
-        unit: what is counted.
         least: per second per core, on the slower of two machines (2 cores of an Intel Xeon, beside
             other work).
         most: per second per core, on the faster one (2 cores of an AMD EPYC, idle).
@@ -47,7 +45,6 @@ class Kind:
         """Returns the least and the most examples/s of a core, for the examples of a run.
 
         Args:
-            run: the config.
             decoded: clips that are decoded for each example.
         """
         if self.unit == "tokens":
@@ -102,16 +99,11 @@ class Input:
 
     Attributes:
         kind: key of :data:`KINDS`.
-        what: describes the kind.
         per_core: least and most examples/s of a core.
-        cores: CPU cores of the host.
         assumed: whether ``cores`` is an assumption.
-        workers: worker processes.
         rate: least and most examples/s of the host.
         seconds: least and most seconds to load the host's part of a batch.
         measured: whether the rate was given instead of taken from the table.
-        waits: whether steps wait for input.
-        advice: what to do about it.
     """
 
     kind: str
@@ -131,10 +123,6 @@ def predict(run: config.Run, gpus: int, nodes: int, host: Host, step: tuple[floa
     """Predicts the input of a host.
 
     Args:
-        run: the config.
-        gpus: GPUs of a host.
-        nodes: number of hosts.
-        host: what is known about them.
         step: least and most seconds of a step without waiting.
     """
     predicted = _without_step(run, gpus, nodes, host)

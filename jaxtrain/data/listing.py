@@ -15,7 +15,6 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
     ``top`` are skipped.
 
     Args:
-        top: the folder.
         say: receives a line at the end if links, run directories or caches were skipped.
 
     Raises:
@@ -67,11 +66,7 @@ def in_run(path: Path, flag: str) -> str:
 
 
 class NotData:
-    """Recognizes the folders below a folder of data that belong to a run or are a cache.
-
-    Args:
-        top: the folder of data.
-    """
+    """Recognizes the folders below a folder of data that belong to a run or are a cache."""
 
     def __init__(self, top: Path) -> None:
         self._top = top

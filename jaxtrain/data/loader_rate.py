@@ -29,7 +29,6 @@ class Rate:
     Attributes:
         examples_per_second: its rate; None if almost no batches arrived in time.
         workers: its number of workers; 0 for the main process.
-        of_a_core: examples/s of one core alone.
     """
 
     examples_per_second: float | None
@@ -56,15 +55,9 @@ def measure(
     are complete blocks (:class:`Source`), which are then read once, like the run's.
 
     Args:
-        source: the training split.
         mesh: a mesh of one device.
         spec: ``Run.sent_spec``.
         rows: examples of the config's batch that this process loads.
-        workers: ``data.workers`` of the config.
-        prefetch: ``data.prefetch`` of the config.
-        seed: seed of the order of the examples.
-        quarantine: records broken examples.
-        seconds: shortest time to measure.
         longest_s: longest time, including the workers' start; batches up to then count.
     """
     of_a_core = _alone(source, seed, quarantine)

@@ -54,7 +54,6 @@ def combine(parts: Sequence[Source], weights: Sequence[float]) -> Source:
     """Combines sources into one; returns a single source unchanged.
 
     Args:
-        parts: the sources; none is empty.
         weights: one positive weight per source; if empty, an epoch has each example once.
     """
     if len(parts) == 1:

@@ -14,10 +14,6 @@ class NumberFile:
 
     If its disk fails, a memory map would end the process (SIGBUS). Here, the read fails, and the
     next read opens the file again, because the disk may have been mounted again.
-
-    Args:
-        path: the file.
-        dtype: dtype of the numbers.
     """
 
     def __init__(self, path: str, dtype: str | np.dtype) -> None:

@@ -45,14 +45,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     """Yields global batches without end, from any number of examples seen.
 
     Args:
-        source: the training split.
         mesh: each batch is divided over all its devices.
         spec: the arrays of a global batch as the workers make them (``Run.sent_spec``).
         start: number of examples seen.
-        seed: seed of the global order.
         workers: number of worker processes; 0 loads in this process.
         prefetch: batch parts that each worker holds ready.
-        quarantine: records broken examples.
         continues: whether batches come from this process once the system has killed a worker, so
             that all processes of a run can agree on its end, and save.
         index_limits: as for :class:`Placement`.
@@ -62,7 +59,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             ready (:meth:`note_pending`).
         ids: indices of this process's examples in the last batch returned.
         ahead: largest number of batches that are ready before the caller asks for the first.
-        workers: number of worker processes.
         lost: why the workers have ended, if the system has killed one of them; else "".
 
     Raises:
@@ -233,14 +229,9 @@ class ValidationBatches:
     """Yields the same few global batches each time, from host memory after the first pass.
 
     Args:
-        source: the validation split.
-        mesh: each batch is divided over all its devices.
-        spec: the arrays of a global batch as the workers make them.
         examples: largest number of examples to use; the split may have fewer.
         seed: seed of the randomness in an example, such as masks.
         threads: number of threads that load during the first pass.
-        quarantine: records broken examples.
-        index_limits: as for :class:`Placement`.
     """
 
     def __init__(
@@ -264,7 +255,7 @@ class ValidationBatches:
             batch_size=batch_size,
             first_row=span.start,
             rows_per_batch=span.stop - span.start,
-            blank=_Blank({name: (part.shape[1:], str(part.dtype)) for name, part in spec.items()}),
+            spec=spec,
             quarantine=quarantine,
         )
         self.spec = spec
@@ -299,16 +290,6 @@ class ValidationBatches:
             if number == len(self._loaded):
                 self._loaded.append(next(self._unread))
             yield self._to_devices([self._loaded[number]])
-
-
-class _Blank:
-    """Makes an example of zeros."""
-
-    def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]]) -> None:
-        self._fields = fields
-
-    def __call__(self) -> HostArrays:
-        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._fields.items()}
 
 
 def _read(

@@ -16,8 +16,6 @@ class Placement:
     """Turns the parts of a local batch into global arrays, after a check against the spec.
 
     Args:
-        mesh: the rows are divided over all its devices.
-        spec: the arrays of a global batch.
         limits: the number of valid values of arrays of indices (``ModelConfig.index_limits``).
     """
 

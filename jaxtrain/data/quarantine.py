@@ -14,41 +14,12 @@ from typing import Any, BinaryIO
 
 from jaxtrain import terminal
 from jaxtrain.data.source import Sources
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample
 
 _NAME = "quarantine.jsonl"
 _NAMED = 5  # broken files that the console lists
 # The run directory may be on a network file system, so it is not read at every step.
 _CHECK_EVERY_S = 5.0
-
-
-class TooManyBroken(InputError):
-    """More input files are broken than ``data.max_bad_share`` allows.
-
-    Args:
-        complaint: the result of :func:`too_many`.
-        bad: the broken files.
-    """
-
-    def __init__(self, complaint: str, bad: tuple[BadExample, ...]) -> None:
-        super().__init__(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
-        self.complaint, self.bad = complaint, bad
-
-
-def skip(bad: Sequence[BadExample], files: int, largest: float, say: Callable[[str], None]) -> None:
-    """Lists the first broken input files on the console.
-
-    Args:
-        bad: the broken input files.
-        files, largest: see :func:`too_many`.
-        say: prints a line.
-
-    Raises:
-        TooManyBroken: more are broken than the config tolerates.
-    """
-    name_first(bad, say)
-    if complaint := too_many(len(bad), files, largest):
-        raise TooManyBroken(complaint, tuple(bad))
 
 
 def name_first(bad: Sequence[BadExample], say: Callable[[str], None]) -> None:
@@ -68,7 +39,6 @@ class Quarantine:
     printed to stderr, and training continues.
 
     Args:
-        path: this process's file.
         earlier: name and length of each quarantine file when this run opened it. Inputs listed
             before that length were found by an earlier run and may have been fixed since.
     """
@@ -91,7 +61,6 @@ class Quarantine:
         """Records a broken input, unless this start of the run has already recorded it.
 
         Args:
-            bad: the file and the reason.
             during: when it was found: ``"index"``, ``"training"`` or ``"validation"``.
             position: the example's position in the order, if it has one.
         """
@@ -139,11 +108,7 @@ class Quarantine:
 
 
 class _List:
-    """The inputs that a file lists, read from where the last reading ended.
-
-    Args:
-        start: the byte to begin at.
-    """
+    """The inputs that a file lists, read from where the last reading ended."""
 
     def __init__(self, start: int) -> None:
         self._offset = start
@@ -197,8 +162,6 @@ def too_many(bad: int, files: int, largest: float) -> str | None:
     """Returns an error text, without the fix, if too many input files are broken; else None.
 
     Args:
-        bad: number of broken input files.
-        files: number of input files.
         largest: largest tolerated fraction, ``data.max_bad_share``.
     """
     if bad <= largest * files:
@@ -210,15 +173,7 @@ def too_many(bad: int, files: int, largest: float) -> str | None:
 
 
 class BrokenFileLimit:
-    """Limits the fraction of input files that are broken.
-
-    Args:
-        sources: the opened data, with the files found broken at that time.
-        quarantine: lists the files found broken since then.
-        largest: largest tolerated fraction of broken input files.
-        clock: monotonic time in seconds.
-        say: prints a line about files found broken since the data was opened.
-    """
+    """Limits the fraction of input files that are broken."""
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 A copy of an object in a bucket is kept for its size and ETag, so that a changed object is fetched
 again. A file whose version is unknown, at ``https://`` or in a list, is assumed not to change.
-Callers :func:`discard` a file that is not a valid video or tar.
 
 A file is kept only if it arrived complete, with the number of bytes that the server announced, and
 if it is not a web page, such as a login page. obstore retries failed requests. A connection that
@@ -91,11 +90,7 @@ def list_folder(address: str, flag: str) -> dict[str, tuple[int, str]]:
 
 
 def version_of(address: str, flag: str) -> tuple[int, str] | None:
-    """Returns the size and ETag of an object at an s3 or gs URL; None for other URLs, or if absent.
-
-    Raises:
-        InputError, RunAgain: see :func:`list_folder`.
-    """
+    """Returns size and ETag of an object at an s3 or gs URL; None for other URLs, or if absent."""
     if addresses.split(address).scheme in addresses.HTTP:
         return None
     bucket, name = _object_at(address, flag)
@@ -114,12 +109,6 @@ def fetch(
 
     Args:
         wanted: URLs of the files, each with its size and ETag; None if these are unknown.
-        cache_root: the cache folder.
-        flag: the option that set the URLs, for messages.
-        say: prints a message.
-
-    Returns:
-        The path in the cache for each URL.
 
     Raises:
         InputError: a file cannot be fetched, or is a web page.
@@ -168,13 +157,7 @@ def copy_folder(
     """Fetches the files of a folder at an s3 or gs URL, and links them in a folder on disk.
 
     Args:
-        address: the URL.
-        folder: on disk.
-        cache_root, flag, say: as for :func:`fetch`.
         wanted: which files to fetch, by their names relative to the folder.
-
-    Raises:
-        InputError, RunAgain: see :func:`fetch`.
     """
     top = f"{address.rstrip('/')}/"
     listed = {
@@ -187,16 +170,6 @@ def copy_folder(
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         place.symlink_to(copy)
-
-
-def discard(cached: str) -> None:
-    """Removes a file from the cache, so that the next start fetches it again.
-
-    Args:
-        cached: a path that :func:`fetch` returned.
-    """
-    with contextlib.suppress(OSError):
-        Path(cached).unlink(missing_ok=True)
 
 
 def _has_another(path: Path) -> bool:
@@ -273,8 +246,6 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
         address: the URL, with its query. It is used as it is: a store for a host would change
             queries and %-escapes.
         path: the file, which is empty.
-        what: the flag and the URL as it may be shown.
-        stop: ends the download when it is set.
     """
     scheme, host, inside, query = addresses.split(address)
     options: Any = {**_TIMEOUTS, "allow_http": scheme == "http", "user_agent": "jaxtrain"}

@@ -35,7 +35,6 @@ class Order:
 
     Args:
         size: number of examples in an epoch; a multiple of ``block``.
-        seed: seed of the permutations; each epoch has its own permutation.
         block: number of successive examples that stay together
             (:attr:`jaxtrain.data.source.Source.block`).
     """
@@ -61,9 +60,7 @@ class MixedOrder:
     """The order of a mixture, in constant memory; see :mod:`jaxtrain.data.mixture`.
 
     Args:
-        sizes: number of examples of each source.
         per_epoch: examples of each source in an epoch; their sum is the number of examples.
-        seed: seed of all permutations.
     """
 
     sizes: tuple[int, ...]
@@ -118,14 +115,9 @@ class TrainingRows:
     """The rows that one process loads, in order; a row is an example of weight one.
 
     Args:
-        source: the training split.
         order: maps a position to an example's index.
-        start: number of examples seen before the first batch.
-        batch_size: global batch size.
         first_row: this process's first row in a global batch.
         rows_per_batch: number of this process's rows in a global batch.
-        batches: number of batches.
-        quarantine: records broken examples.
     """
 
     source: Source

@@ -57,14 +57,10 @@ class Sources:
     """The opened data of a config.
 
     Attributes:
-        train: the training split.
-        val: the validation split.
         files: number of input files, intact and broken.
         bad: input files found broken when the data was opened, with reasons.
-        summary: one line for the console.
         files_to_keep: name and content of files that each checkpoint stores, so that the model can
             be used without the data, such as a tokenizer.
-        decode: turns token ids into text.
         example_file: path of an input file, on which a user can try the model; may be empty.
         groups: what the groups of validation examples are, such as videos; "" if each example is
             one by itself.

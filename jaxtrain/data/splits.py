@@ -120,8 +120,6 @@ def by_hash(groups: Sequence[str], sizes: Sequence[int], train_share: float) -> 
 
     Args:
         groups: the name of each file's group; at least two different ones.
-        sizes: number of examples in each file.
-        train_share: fraction of the examples for training, 0 to 1.
     """
     counts: Counter[str] = Counter()
     for group, size in zip(groups, sizes, strict=True):
@@ -160,10 +158,6 @@ def report(
     """Prints which files validate, what decided it, and which are not used because of their names.
 
     Args:
-        flag: names the source.
-        names: of the files.
-        sides: of each file.
-        say: prints a line.
         decided: what decided which files validate.
     """
     chosen = [name for name, side in zip(names, sides, strict=True) if side == "val"]
@@ -178,18 +172,18 @@ def report(
         )
 
 
-def warn_of_words(
+def decided(
     flag: str, names: Sequence[str], say: Callable[[str], None], *, all_train: bool
-) -> None:
-    """Warns of words for a side that :func:`by_name` has not followed.
+) -> list[Side | None]:
+    """Returns the side of each file; none is "val" unless names say what validates.
+
+    Warns of words for a side that :func:`by_name` has not followed.
 
     Args:
-        flag: names the source.
-        names: of the files.
-        say: prints a line.
         all_train: whether ``data.val_path`` validates, so that no file is split.
     """
-    if ignored := seen(names):
+    said = by_name(names)
+    if said is None and (ignored := seen(names)):
         instead = "all files train" if all_train else "all files are split"
         fix = "name folders train, val and test" + ("" if all_train else ", or set data.val_path")
         say(
@@ -197,6 +191,10 @@ def warn_of_words(
             f"such as train or test, but do not say what trains and what validates, so {instead}: "
             f"{listed(ignored)}; {fix}"
         )
+    sides = list[Side | None](said or ["train"] * len(names))
+    if all_train or "val" not in sides:
+        return ["train" if side == "train" else "test" for side in sides]
+    return sides
 
 
 def listed(names: Sequence[str]) -> str:

@@ -27,12 +27,7 @@ class Validated(NamedTuple):
 
 
 def validated(source: Source, count: int) -> Validated:
-    """Returns the examples of a validation: the source's choice, or evenly spaced over it.
-
-    Args:
-        source: the validation split.
-        count: number of examples, at most that of the split.
-    """
+    """Returns the examples of a validation: the source's choice, or evenly spaced over it."""
     choose: Callable[[int], Validated] | None = getattr(source, "validated", None)
     if choose is not None:
         return choose(count)
@@ -41,12 +36,7 @@ def validated(source: Source, count: int) -> Validated:
 
 
 def described(sources: Sources, count: int) -> str:
-    """Says what validates.
-
-    Args:
-        sources: the data of a run.
-        count: number of examples to use, if there are as many.
-    """
+    """Says what validates."""
     chosen = validated(sources.val, min(count, len(sources.val)))
     text = f"{len(chosen.indices):,} examples validate"
     if not sources.groups:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,9 @@ class ValidationRows:
     sum of the weights.
 
     Args:
-        source: the validation split.
         seed: an example's randomness is a function of this seed and its index.
-        examples: number of examples to use; at most the size of the split.
-        batch_size: global batch size.
         first_row: this process's first row in a global batch.
         rows_per_batch: number of this process's rows in a global batch.
-        blank: makes an example of zeros.
-        quarantine: records broken examples.
     """
 
     source: Source
@@ -39,7 +34,7 @@ class ValidationRows:
     batch_size: int
     first_row: int
     rows_per_batch: int
-    blank: Callable[[], dict[str, np.ndarray]]
+    spec: Mapping[str, Any]
     quarantine: Quarantine
 
     def __len__(self) -> int:
@@ -69,4 +64,8 @@ class ValidationRows:
                 weight = self.chosen.weights[position]
             except BadExample as bad:
                 self.quarantine.add(bad, during="validation", position=position)
-        return (self.blank() if example is None else example) | {sampler.WEIGHT: weight}
+        if example is None:
+            example = {
+                name: np.zeros(part.shape[1:], part.dtype) for name, part in self.spec.items()
+            }
+        return example | {sampler.WEIGHT: weight}

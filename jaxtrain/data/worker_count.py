@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxtrain.jobs import limits, worker_process
 from jaxtrain.storage.disks import free_bytes
+from jaxtrain.telemetry import formats
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -53,11 +54,7 @@ def choose(
     """Returns the config's number of workers, or else the number that suits this host.
 
     Args:
-        data: the config's data.
-        model: the config's model.
         rows: examples of a global batch that this process loads.
-        devices: devices of this process.
-        on_cpu: whether the devices are CPUs.
         processes: processes of the run on this host.
     """
     if data.workers != 0 and not worker_process.may_start():
@@ -89,7 +86,7 @@ def choose(
         where = "the container's limit leaves" if limited else "this host has"
         why += (
             f", and {where} {free / 2**30:.1f} GiB of memory and {shared / 2**30:.1f} GiB of "
-            f"{_SHARED_MEMORY} free, too little for {limits.counted(most)}"
+            f"{_SHARED_MEMORY} free, too little for {formats.counted(most, 'worker')}"
         )
     return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
 
@@ -112,11 +109,6 @@ def chosen(
     With several devices, that is a multiple of their number if there are enough cores and blocks.
 
     Args:
-        data: the config's data.
-        cores: CPU cores of the process.
-        rows: examples of a global batch that the process loads.
-        devices: devices of the process.
-        on_cpu: whether the devices are CPUs.
         batches: the number of batches for which shared memory has space.
         memory: bytes of memory for the workers and their batches.
         batch: bytes of a batch in shared memory.
@@ -148,8 +140,6 @@ def parts_per_batch(rows: int, workers: int, devices: int, block: int) -> int:
 
     Args:
         rows: rows of a batch that the process loads; a multiple of ``devices``.
-        workers: workers of the process.
-        devices: devices of the process.
         block: successive examples that are read together (``DataConfig.block``).
     """
     return math.gcd(_most_parts(rows, devices, block), max(1, workers))
@@ -176,11 +166,7 @@ def most_batches(rows: int, workers: int, prefetch: int, devices: int, block: in
     Counts the batches that are ready, being loaded, and in the main process.
 
     Args:
-        rows: rows of a batch that the process loads.
-        workers: workers of the process.
         prefetch: ``data.prefetch``, the parts that each worker holds ready.
-        devices: devices of the process.
-        block: successive examples that are read together.
     """
     parts = workers * (prefetch + 1)
     return parts / parts_per_batch(rows, workers, devices, block) + _BATCHES_OF_PIPELINE

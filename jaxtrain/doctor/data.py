@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxtrain.config import invocation
 from jaxtrain.data import loader_rate
 from jaxtrain.data.loader_rate import LONGEST_S, Rate
-from jaxtrain.data.quarantine import Quarantine, TooManyBroken, too_many
+from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -81,11 +81,7 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     if run.data.problems(run.model):
         return  # inputs() reports them
     model = hub.with_local_tokenizer(run.model, lambda line: None)
-    try:
-        sources = run.data.open(model, seed=run.seed, say=lambda line: None)
-    except TooManyBroken as error:
-        yield _too_many(error.complaint, error.bad)
-        return
+    sources = run.data.open(model, seed=run.seed, say=lambda line: None)
     opened.append(sources)
     yield ok(sources.summary)
     bad, files = sources.bad, sources.files

@@ -41,14 +41,10 @@ def upload_folder(bucket: Bucket, name: str, folder: Path, say: Callable[[str], 
     """Uploads a folder with a record, unless it is complete in the bucket.
 
     Args:
-        bucket: the bucket.
-        name: of the folder there.
         folder: on disk; complete.
-        say: prints a message.
 
     Raises:
         Unavailable, InputError: the bucket cannot be written.
-        OSError: a file cannot be read.
     """
     if _complete(bucket, name) is not None:
         return
@@ -66,12 +62,8 @@ def download_folder(
     """Fetches a folder that :func:`upload_folder` has uploaded.
 
     Args:
-        bucket: the bucket.
-        name: of the folder there.
         folder: on disk. Files that it has with the right size are kept, so it can only have files
             of an earlier call with the same name. Each file appears complete.
-        cure: what to do if the disk has too little space.
-        say: prints a message.
 
     Returns:
         Whether the folder is complete in the bucket. If not, nothing is fetched.
@@ -79,7 +71,6 @@ def download_folder(
     Raises:
         RunAgain: the disk has too little space, or a file was deleted in the meantime.
         Unavailable, InputError: the bucket cannot be read; or a file there is damaged.
-        OSError: a file cannot be written.
     """
     complete, url = _complete(bucket, name), f"{bucket.url}/{name}"
     if complete is None:

@@ -36,8 +36,6 @@ class CacheBucket:
     """A cache in a bucket, as worker processes receive it.
 
     Attributes:
-        url: of the folder.
-        copy: the local copy.
         uploads: whether folders and files that are missing there are uploaded.
     """
 
@@ -144,26 +142,32 @@ def make_folder(
     Args:
         folder: the final path. Its name must depend on everything that its content depends on.
         build: fills an empty folder and returns the content of the record.
-        say: prints a message.
-        bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
     Raises:
         InputError: the disk is read-only.
         RunAgain: the disk is full, or the cache is in a bucket that is unavailable.
     """
     made = record.read(folder, verify=True) or _make_folder(folder, build, say, bucket)
+    assert made is not None, "build() has made it"
     if bucket is not None and bucket.uploads:
         bucket_folders.upload_folder(bucket.store, bucket.name(folder), folder, say)
     return made
 
 
+def is_here(folder: Path, say: Callable[[str], None], bucket: CacheBucket | None) -> bool:
+    """Returns whether a folder is complete on this disk, after fetching it if the bucket has it."""
+    if bucket is None:
+        return record.read(folder) is not None
+    return _make_folder(folder, None, say, bucket) is not None
+
+
 def _make_folder(
     folder: Path,
-    build: Callable[[Path], dict[str, Any]],
+    build: Callable[[Path], dict[str, Any]] | None,
     say: Callable[[str], None],
     bucket: CacheBucket | None,
-) -> dict[str, Any]:
-    """Fetches or builds a folder that is not complete on this disk."""
+) -> dict[str, Any] | None:
+    """Fetches or builds a folder that is not complete on this disk; None without ``build``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(folder.name + ".lock")
     with lock.locked(beside, say, f"making {folder.name}") as alone:
@@ -176,6 +180,8 @@ def _make_folder(
                 shutil.rmtree(folder.parent / left, ignore_errors=True)
         if bucket is not None and (made := _fetch(folder, say, alone, bucket)) is not None:
             return made
+        if build is None:
+            return None
         # Without locks, several processes may build at once, each in its own folder.
         work = _beside(folder)
         try:
@@ -227,11 +233,8 @@ def _fetch(
     """Fetches a folder if it is complete in the bucket; else returns None.
 
     Args:
-        folder: the final path.
-        say: prints a message.
         alone: whether this process has the lock. Then files that an earlier process has fetched
             are kept: the name of the folder determines their content.
-        bucket: has the cache.
     """
     work = folder.with_name(f"{folder.name}.fetching") if alone else _beside(folder)
     keep = alone

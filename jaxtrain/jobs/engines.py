@@ -86,7 +86,6 @@ class Engine(Protocol):
 
         Args:
             begin: called once in each worker. Can be pickled, and its function never returns None.
-            items: inputs that can be pickled.
 
         Yields:
             An item and its result, or None if the item killed its worker twice.
@@ -99,11 +98,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Threads:
-    """Threads of this process, for work that waits for its devices.
-
-    Attributes:
-        workers: number of threads.
-    """
+    """Threads of this process, for work that waits for its devices."""
 
     workers: int
 
@@ -155,12 +150,7 @@ class _Stopped(BaseException):  # no error of an item, so its function must not 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Worker processes on this machine; a thread in a process that may start no others.
-
-    Attributes:
-        workers: number of processes.
-        say: prints a message.
-    """
+    """Worker processes on this machine; a thread in a process that may start no others."""
 
     workers: int
     say: Callable[[str], None] = terminal.say
@@ -195,12 +185,6 @@ class Processes:
 
         Each worker has a pipe of its own, which closes if the worker dies. In a pool of Python's,
         the death of one ends the others, too, and what they were processing would be lost.
-
-        Args:
-            begin: see :meth:`map`.
-            waiting: the items.
-            workers: number of processes.
-            killed: receives the items that kill their workers.
 
         Raises:
             RunAgain: workers end before they begin, and so before they try their items.
@@ -325,7 +309,6 @@ class Ray:
         gpus: None for work without a model, in workers with one CPU. A number is for work that
             loads a model: each worker has so many GPUs, such as 0.25, and an equal part of a node's
             CPUs. -1 is one, or none if the cluster has none.
-        say: prints a message.
     """
 
     address: str
@@ -447,16 +430,6 @@ def _result(ray: Any, reference: Any) -> Any:
     return result
 
 
-def _begun(begin: Begin[Any, Any], stamp: str, installed: str, cpus: int) -> Callable[[Any], Any]:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers already use all cores
-    if stamp != installed:
-        raise InputError(
-            f"the Ray node {socket.gethostname()} has {installed}, but this command has {stamp}: "
-            "install the same versions, because they determine the results"
-        )
-    return begin(Worker(0, cpus))
-
-
 class _Actor:
     """Begins once in a Ray actor. Its method returns errors, which Ray would wrap."""
 
@@ -490,7 +463,14 @@ class _Actor:
                     f"GPUs: {versions.install('cuda12')} there, or pass --ray-gpus 0 to use CPUs"
                 )
         begin, more, stamp = ray.get(shared[0])
-        return _begun(begin, stamp, _stamp(*more), cpus)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers already use all cores
+        if stamp != (installed := _stamp(*more)):
+            raise InputError(
+                f"the Ray node {socket.gethostname()} has {installed}, but this command has "
+                f"{stamp}: install the same versions, because they determine the results"
+            )
+        process: Callable[[Any], Any] = begin(Worker(0, cpus))
+        return process
 
 
 def _connected(address: str, say: Callable[[str], None]) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.errors import InputError
+from jaxtrain.telemetry import formats
 
 WORKER_BYTES = 0.3 * 2**30
 """Memory of a worker process, besides the batches in shared memory. Measured: 0.09 GiB for clips of
@@ -36,9 +37,7 @@ def cores(processes: int = 1) -> int:
     Args:
         processes: processes of the run on this host.
     """
-    all_cores = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
-    limits: list[float] = [all_cores]
+    limits: list[float] = [os.cpu_count() or 1]
     for folder in _cgroup_folders():
         both = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
         both = both or [_first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")]
@@ -46,7 +45,7 @@ def cores(processes: int = 1) -> int:
             limits.append(int(both[0]) / int(both[1]))
         if listed := _first(folder, "cpuset.cpus.effective", "cpuset.effective_cpus"):
             limits.append(sum(map(_length, listed.split(","))))
-    return max(1, min(allowed, *(int(limit / processes) for limit in limits)))
+    return max(1, min(len(os.sched_getaffinity(0)), *(int(each / processes) for each in limits)))
 
 
 def memory() -> tuple[float, bool]:
@@ -115,12 +114,7 @@ def _first(folder: Path, *names: str) -> str:
 
 
 def too_many(workers: int, flag: str = "--data.workers") -> str | None:
-    """Returns why this process cannot have a number of workers, and what to do; else None.
-
-    Args:
-        workers: the number that was set.
-        flag: the flag that sets it.
-    """
+    """Returns why this process cannot have a number of workers, and what to do; else None."""
     free, limited = memory()
     need = workers * _LEAST_WORKER_MIB
     if need <= free / 2**20:
@@ -128,13 +122,8 @@ def too_many(workers: int, flag: str = "--data.workers") -> str | None:
     where = "the container's limit leaves" if limited else "this host has"
     return (
         f"{flag} {workers} needs about {need:,} MiB of memory, and {where} {free / 2**20:,.0f} "
-        f"free: use at most {counted(max(1, int(free / WORKER_BYTES)))}"
+        f"free: use at most {formats.counted(max(1, int(free / WORKER_BYTES)), 'worker')}"
     )
-
-
-def counted(count: int) -> str:
-    """Returns a number of workers in words."""
-    return f"{count:,} worker{'s'[: count != 1]}"
 
 
 def allow_files() -> None:
@@ -146,13 +135,7 @@ def allow_files() -> None:
 
 
 def refused(error: OSError, workers: int, flag: str = "--data.workers") -> InputError | None:
-    """Returns an error of the system that does not start more processes, with the fix; else None.
-
-    Args:
-        error: of the start of workers.
-        workers: their number.
-        flag: the flag that sets it.
-    """
+    """Returns the error, with the fix, if the system does not start more processes; else None."""
     if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
         return None
     return InputError(

@@ -51,14 +51,11 @@ def parsed(data: bytes | None) -> Record | None:
     """Returns a record; None if it is missing or damaged."""
     try:
         record = dict(json.loads(data or b""))
-        sound = all(type(size) is int and len(digest) == 64 for size, digest in _listed(record))
+        listed = record["files"].values()
+        sound = all(type(size) is int and len(digest) == 64 for size, digest in listed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return record if sound else None
-
-
-def _listed(record: Record) -> list[tuple[int, str]]:
-    return [(size, digest) for size, digest in record["files"].values()]
 
 
 def sizes(record: Record) -> dict[str, int]:
@@ -70,7 +67,6 @@ def read(folder: Path, *, verify: bool = False) -> Record | None:
     """Returns the record of a complete folder; None if it is absent, or a file does not match it.
 
     Args:
-        folder: on disk.
         verify: whether to compare the checksums of files of up to 16 MiB, too.
     """
     try:
@@ -89,12 +85,7 @@ def damaged(folder: Path, record: Record, largest: int | None = None) -> str | N
     """Returns the first file whose size or checksum is another one; None if all are equal.
 
     Args:
-        folder: on disk.
-        record: of the folder.
         largest: size in bytes above which files are not read; None reads all.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     for name, about in record["files"].items():
         if (largest is None or about[0] <= largest) and _about(folder / name) != list(about):
@@ -109,7 +100,6 @@ def publish(made: Path, target: Path, aside: Path) -> None:
 
     Args:
         made: a file or folder on the same disk.
-        target: its place.
         aside: a path that does not exist, on the same disk.
 
     Raises:

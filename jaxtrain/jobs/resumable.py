@@ -13,7 +13,6 @@ set.json and, once each input is made or has failed, complete.json. Readers acce
 set. Several commands may each make a part of a set (:class:`Part`); each tries to complete it.
 """
 
-import abc
 import collections
 import contextlib
 import dataclasses
@@ -87,7 +86,6 @@ class Item:
         name: differs from that of all other items; messages show it.
         identity: changes when the content of the input does, such as size and modification time.
         output: path of the output, relative to OUT.
-        value: what a worker needs.
         source: the input if it is a local file, which must not change while it is processed.
         is_folder: whether the output is a folder that has its own record
             (:data:`jaxtrain.jobs.record.NAME`) with the details, and whose name changes with the
@@ -142,7 +140,6 @@ class Outcome:
     """What happened to the items of a command.
 
     Attributes:
-        made: how many were made.
         skipped: how many were made before.
         failed: name -> reason, also of items that failed before and were not tried again.
         left: items that other parts have not made yet.
@@ -187,15 +184,11 @@ def run(
     """Makes the outputs that do not exist yet.
 
     Args:
-        items: the inputs, in any order.
         begin: called once in each worker; can be pickled.
         out: the folder of the outputs, or the URL of a folder in a bucket.
         settings: all that an output depends on besides its input, for JSON. OUT then has one set,
             with these settings. None is for a cache, where the names of outputs depend on them:
             it may have outputs of other items, too.
-        engine: where the work runs.
-        say: prints a message.
-        part: which items this command makes.
         doing: the work, for messages, such as "cutting".
         things: the inputs, for messages, such as "videos".
         finish: writes the folder :data:`FINISHED` of a complete set.
@@ -587,8 +580,8 @@ def _parsed(data: bytes | None) -> Record | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place(abc.ABC):
-    """The folder OUT; can be pickled.
+class _Place:
+    """The folder OUT on disk; can be pickled.
 
     Attributes:
         where: the folder or URL, for messages.
@@ -599,15 +592,21 @@ class _Place(abc.ABC):
     key: str
 
     @property
-    @abc.abstractmethod
+    def _top(self) -> Path:
+        return Path(self.where)
+
+    @property
     def half(self) -> Path:
         """Returns the folder on disk where outputs are made."""
+        return self._top / WORK / "half"
 
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[None]:
         """Waits until no other command makes the same items here, and turns errors of the disk into
         messages while the block runs.
         """
+        if self._top.is_file():
+            raise InputError(f"OUT {self.where} is a file: choose a folder")
         try:
             self.half.mkdir(parents=True, exist_ok=True)
             file = self.half.with_name(f"{self.half.name}-{self.key}.lock")
@@ -649,37 +648,56 @@ class _Place(abc.ABC):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    @abc.abstractmethod
     def mark(self) -> Path | None:
         """Makes an empty folder in OUT, which each worker must see; None if OUT is in a bucket."""
+        folder = self.half_made()
+        folder.mkdir()
+        return folder
 
-    @abc.abstractmethod
     def sizes(self) -> Callable[[str], int | None]:
         """Returns a function from the name of a file to its size; None if it does not exist."""
 
-    @abc.abstractmethod
+        def size_of(name: str) -> int | None:
+            try:
+                return (self._top / name).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        return size_of
+
     def visible(self) -> str | None:
         """Returns the name of a file or folder that is not hidden; None if there is none."""
+        names = run_marker.content_of(os.listdir(self._top))
+        return next((name for name in names if name[0] != "."), None)
 
-    @abc.abstractmethod
     def names_of_records(self) -> Iterable[str]:
         """Returns the names of all records."""
+        for path in (self._top / RECORDS).glob("*/[!.]*.json"):
+            yield path.relative_to(self._top).as_posix()
 
-    @abc.abstractmethod
     def publish(self, output: str, made: Path) -> None:
         """Replaces an output."""
+        records.publish(made, self._top / output, self.half_made())
 
-    @abc.abstractmethod
     def remove(self, output: str) -> None:
         """Removes an output, if it exists."""
+        records.remove(self._top / output, self.half_made())
 
-    @abc.abstractmethod
     def read(self, name: str) -> bytes | None:
         """Returns a small file; None if it does not exist."""
+        try:
+            return (self._top / name).read_bytes()
+        except FileNotFoundError:
+            return None
 
-    @abc.abstractmethod
     def write(self, name: str, text: str) -> None:
         """Writes a small file, which appears complete."""
+        path, made = self._top / name, self.half_made()  # of a killed command, the next removes it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.write_bytes(text.encode())
+        atomic.sync(made)
+        os.replace(made, path)
+        atomic.sync(path.parent)
 
     def records(self, items: Sequence[Item]) -> Iterator[Record | None]:
         """Yields the record of each item; None if it is missing, or files do not match it."""
@@ -716,10 +734,6 @@ class _Place(abc.ABC):
         """Returns the outputs of other items than these, if they exist.
 
         Removes those whose inputs are now in other items.
-
-        Args:
-            items: the current ones.
-            inputs: names of all inputs.
         """
         listed = list(items)
         current = {_record_name(item.digest) for item in listed}
@@ -747,72 +761,11 @@ def _place(out: Path | str, key: str = "") -> _Place:
     text = str(out)
     if is_bucket(text) or addresses.is_address(text):
         return _Bucket(normalized(text, "OUT"), key)
-    return _Folder(str(atomic.expanded(out).absolute()), key)
+    return _Place(str(atomic.expanded(out).absolute()), key)
 
 
 def _record_name(digest: str) -> str:
     return f"{RECORDS}/{digest[:2]}/{digest[2:]}.json"
-
-
-class _Folder(_Place):
-    """A folder on disk."""
-
-    @property
-    def _top(self) -> Path:
-        return Path(self.where)
-
-    @property
-    def half(self) -> Path:
-        return self._top / WORK / "half"
-
-    @contextlib.contextmanager
-    def opened(self, say: Say) -> Iterator[None]:
-        if self._top.is_file():
-            raise InputError(f"OUT {self.where} is a file: choose a folder")
-        with super().opened(say):
-            yield
-
-    def mark(self) -> Path:
-        folder = self.half_made()
-        folder.mkdir()
-        return folder
-
-    def sizes(self) -> Callable[[str], int | None]:
-        def size_of(name: str) -> int | None:
-            try:
-                return (self._top / name).stat().st_size
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-
-        return size_of
-
-    def visible(self) -> str | None:
-        names = run_marker.content_of(os.listdir(self._top))
-        return next((name for name in names if name[0] != "."), None)
-
-    def names_of_records(self) -> Iterable[str]:
-        for path in (self._top / RECORDS).glob("*/[!.]*.json"):
-            yield path.relative_to(self._top).as_posix()
-
-    def publish(self, output: str, made: Path) -> None:
-        records.publish(made, self._top / output, self.half_made())
-
-    def remove(self, output: str) -> None:
-        records.remove(self._top / output, self.half_made())
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            return (self._top / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, text: str) -> None:
-        path, made = self._top / name, self.half_made()  # of a killed command, the next removes it
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made.write_bytes(text.encode())
-        atomic.sync(made)
-        os.replace(made, path)
-        atomic.sync(path.parent)
 
 
 class _Bucket(_Place):

@@ -42,7 +42,6 @@ def prepare(prefix: str, worker: int, workers: int) -> None:
 
     Args:
         prefix: of the names of its shared memory (:func:`shared_prefix`).
-        worker, workers: number of the worker, and of all of them.
     """
     del worker, workers
     shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]

@@ -1,15 +1,10 @@
 """Checks URLs of data, and removes secrets before they are recorded or printed.
 
 A URL may contain a secret. Passwords (``https://user:password@host/``) are rejected. A query
-(``?X-Amz-Signature=...``) is used to fetch but never recorded or printed: a short hash replaces it,
-so that URLs that differ only in their query stay distinct::
+(``?X-Amz-Signature=...``) is used to fetch but never recorded or printed: ``?hidden`` replaces it.
 
-    https://host/a.tar?part=3            ->  https://host/a.tar?query=sha256:f94e14b94966
-    https://host/a.tar?X-Amz-Date=...    ->  https://host/a.tar?signed
-    https://host/a.tar?part=3&X-Amz-...  ->  https://host/a.tar?query=sha256:f94e14b94966
-
-Signatures are not part of the hash, the name, or the path in the cache: storage services issue a
-new one for each presigned URL of the same file. So a run resumes with a newly signed URL.
+Signatures are not part of the name or the path in the cache: storage services issue a new one for
+each presigned URL of the same file. So preparation continues with a newly signed URL.
 Signatures are the parameters of AWS (versions 4 and 2), Google Cloud, CloudFront and Azure SAS; any
 other parameter, such as ``token``, counts as part of the URL.
 
@@ -31,8 +26,7 @@ SCHEMES = ("https", "http", "s3", "gs", "gcs")
 """Supported schemes."""
 HTTP = ("https", "http")
 
-SIGNED = "signed"
-HASH = "query=sha256:"
+_HIDDEN = "hidden"  # in place of a query
 _HASH_DIGITS = 12  # 48 bits: a collision among a million URLs has a probability of 0.2%
 
 _SIGNATURES = re.compile(
@@ -47,7 +41,6 @@ _AZURE |= {"skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid
 _ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@\\/?#]+)(:\d{1,5})?")
 _BUCKET = re.compile(r"[\w.-]+|arn:[\w.:-]+")
-_PUBLIC = re.compile(f"{SIGNED}|{re.escape(HASH)}[0-9a-f]{{{_HASH_DIGITS}}}")
 # Texts may be untrusted and of any size: each expression runs in linear time.
 _START = re.compile(r"([A-Za-z][\w+.-]{0,30})://")
 _HOST_LIKE, _BEFORE_SLASH = re.compile(r"[^/?#\s]*"), re.compile(r"[^/@\[\s]*")
@@ -99,10 +92,6 @@ def split(address: str) -> Parts:
 def check(address: str, flag: str) -> None:
     """Checks the form of a URL, before the network is used.
 
-    Args:
-        address: as typed, or from a list.
-        flag: the flag or list that contains it, for messages.
-
     Raises:
         InputError: the URL contains a user or password, has no host or an unknown scheme, is too
             long, or was recorded without its query.
@@ -127,7 +116,7 @@ def check(address: str, flag: str) -> None:
         )
     if not address.strip().isprintable():
         raise InputError(f"{flag} {shown!r} contains a control character: remove it")
-    if _PUBLIC.fullmatch(parts.query):
+    if parts.query == _HIDDEN:
         raise InputError(
             f"{flag} {shown} is a recorded URL without its query: pass the complete URL"
         )
@@ -140,10 +129,6 @@ def check(address: str, flag: str) -> None:
 
 def refuse_user(text: str, flag: str) -> None:
     """Rejects a text that contains a URL with a user or password.
-
-    Args:
-        text: the value of a field or argument.
-        flag: the flag that set it.
 
     Raises:
         InputError: there is one; the message does not repeat the URL.
@@ -211,7 +196,7 @@ def name_of(address: str) -> str:
         return name
     folder, slash, last = name.rpartition("/")
     stem, dot, ending = last.rpartition(".")
-    mark = f"query-{_digest(kept)}"
+    mark = f"query-{hashlib.sha256(kept.encode()).hexdigest()[:_HASH_DIGITS]}"
     return folder + slash + (f"{stem}.{mark}.{ending}" if dot and stem else f"{last}.{mark}")
 
 
@@ -247,7 +232,6 @@ def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
     They precede the first slash, or, with a slash in the password, follow a colon without a port.
 
     Args:
-        text: contains the URL.
         start: the position after ``://``.
         without: up to this position, no @ precedes the next space.
 
@@ -275,12 +259,7 @@ def _shown(start: str, rest: str) -> str:
     if start.lower().startswith(HTTP):
         rest = rest.partition("#")[0]
     before, _, query = rest.partition("?")
-    if not query:
-        return start + before
-    if _PUBLIC.fullmatch(query):
-        return start + rest
-    kept = _kept(query)
-    return f"{start}{before}?" + (f"{HASH}{_digest(kept)}" if kept else SIGNED)
+    return start + before + (f"?{_HIDDEN}" if query else "")
 
 
 def _kept(query: str) -> str:
@@ -293,7 +272,3 @@ def _kept(query: str) -> str:
         if not _SIGNATURES.fullmatch(name) and name not in azure
     ]
     return urlencode(sorted(kept), errors="surrogatepass")
-
-
-def _digest(kept: str) -> str:
-    return hashlib.sha256(kept.encode()).hexdigest()[:_HASH_DIGITS]

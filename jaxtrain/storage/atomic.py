@@ -48,15 +48,8 @@ def create_whole(path: Path, data: str) -> bool:
     Several processes may do so at once, also on different machines: one of them succeeds. The file
     appears complete; only on a file system without hard links, a reader may see it empty before.
 
-    Args:
-        path: the file; its folder must exist.
-        data: the content, written as UTF-8.
-
     Returns:
         Whether this process created it.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     with _beside(path) as beside:
         beside.write_text(data, encoding="utf-8")
@@ -144,7 +137,6 @@ def remove_leftovers(folder: Path, names: Collection[str] | None = None, *, alon
     """Removes temporary files that killed processes left in a folder.
 
     Args:
-        folder: the folder.
         names: of the files that they would replace; None for all.
         alone: whether no other process writes there. Otherwise, one of the last 24 hours may be of
             a live process on another machine, and is kept.
@@ -324,12 +316,7 @@ def _named_by(file: Path) -> Path | None:
 def read_regular(path: Path, limit_bytes: int) -> bytes:
     """Reads an untrusted regular file completely (:func:`open_regular`).
 
-    Args:
-        path: the file.
-        limit_bytes: reject larger files.
-
     Raises:
-        OSError: the file cannot be read, or is a folder (IsADirectoryError).
         ValueError: the file is not a regular file, too large, or only stands for another one
             (:mod:`jaxtrain.storage.stand_ins`); the message is a short reason.
     """
@@ -347,12 +334,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
     """Reads a JSON object from an untrusted regular file.
 
-    Args:
-        path: the file.
-        limit_bytes: reject larger files.
-
     Raises:
-        OSError: the file cannot be read, or is a folder (IsADirectoryError).
         ValueError: the file is not a regular file, too large, not JSON, nested too deeply, or not a
             JSON object; the message is a short reason, such as "it is not JSON".
     """
@@ -406,11 +388,7 @@ _PIECE_BYTES = 2**16
 
 
 def drop_torn_line(path: Path) -> None:
-    """Drops an unfinished last line, left by a killed process.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Drops an unfinished last line, left by a killed process."""
     with open(path, "rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         for start in range(size - size % _PIECE_BYTES, -1, -_PIECE_BYTES):
@@ -426,7 +404,6 @@ def check_writable(flag: str, path: Path | None) -> None:
     """Checks that an output file can be written, before the work starts.
 
     Args:
-        flag: the flag that sets the file.
         path: the file; None is accepted.
 
     Raises:

@@ -83,7 +83,6 @@ class Content(NamedTuple):
     """A small object.
 
     Attributes:
-        data: its content.
         version: identifies this content, for :meth:`Bucket.put_if`.
     """
 
@@ -98,10 +97,6 @@ def is_bucket(text: str) -> bool:
 
 def normalized(url: str, flag: str) -> str:
     """Returns the URL of a folder in a bucket without a final slash.
-
-    Args:
-        url: as typed.
-        flag: the flag or field that has the URL, for messages.
 
     Raises:
         InputError: it is not such a URL, or contains a user, a password, or a query.
@@ -134,7 +129,12 @@ def _patient(
 
     @functools.wraps(method)
     def tried(self: "Bucket", *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        return self._tried(lambda: method(self, *args, **kwargs))
+        for wait_s in self._waits_s:
+            try:
+                return method(self, *args, **kwargs)
+            except Busy:
+                time.sleep(wait_s)
+        return method(self, *args, **kwargs)
 
     return tried
 
@@ -143,7 +143,7 @@ class Bucket:
     """The objects below a URL; names are relative to it. Safe to use from several threads.
 
     A store that is busy is asked again for a minute or two, except by :meth:`put_if`, after which
-    it may be unknown who wrote.
+    it may be unknown who wrote. All methods that ask it may raise Unavailable or InputError.
 
     Args:
         url: from :func:`normalized`.
@@ -174,14 +174,9 @@ class Bucket:
         """Writes an object, from memory or from a file; it appears complete or not at all.
 
         Args:
-            name: of the object.
             data: its content, or the file with it.
             sent: called with the number of bytes, each time that the store has taken some, and
                 with a negative number if they are lost, because the upload failed.
-
-        Raises:
-            Unavailable, InputError: it is not written.
-            OSError: the file cannot be read.
         """
         size = data.stat().st_size if isinstance(data, Path) else len(data)
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
@@ -213,8 +208,6 @@ class Bucket:
         """Writes a small object unless another writer came first; returns its new version.
 
         Args:
-            name: of the object.
-            data: the new content.
             version: of the content to replace; None if there must be no object.
 
         Returns:
@@ -224,23 +217,18 @@ class Bucket:
             Unavailable, InputError: it is unknown whether it is written.
         """
         mode: Any = "create" if version is None else version
-        with self._explained(f"write {name}"):
+        exceptions = obstore.exceptions
+        with self._explained(f"write {name}"), _unless_absent():
             try:
-                written = obstore.put(self._store, name, data, mode=mode)
-            except (
-                FileNotFoundError,
-                obstore.exceptions.AlreadyExistsError,
-                obstore.exceptions.PreconditionError,
-            ) as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
+                return _version(obstore.put(self._store, name, data, mode=mode))
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return None
-            except (NotImplementedError, obstore.exceptions.NotSupportedError):
+            except (NotImplementedError, exceptions.NotSupportedError):
                 raise InputError(
                     f"{self.url} does not support conditional writes, which the lease of a run "
                     "requires: use S3, Google Cloud Storage, R2, or a recent MinIO"
                 ) from None
-        return _version(written)
+        return None
 
     @_patient
     def get(self, name: str) -> Content | None:
@@ -248,17 +236,12 @@ class Bucket:
 
         Raises:
             TooLarge: it has more than 64 MiB.
-            Unavailable, InputError: it cannot be read.
         """
-        with self._explained(f"read {name}"):
-            try:
-                answer = obstore.get(self._store, name)
-                self._check_size(name, answer.meta["size"], _MOST_IN_MEMORY)
-                return Content(bytes(answer.bytes()), _version(answer.meta))
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                return None
+        with self._explained(f"read {name}"), _unless_absent():
+            answer = obstore.get(self._store, name)
+            self._check_size(name, answer.meta["size"], _MOST_IN_MEMORY)
+            return Content(bytes(answer.bytes()), _version(answer.meta))
+        return None
 
     def download(
         self,
@@ -274,7 +257,6 @@ class Bucket:
         Without an object, or with one that is too large, no file is written or replaced.
 
         Args:
-            name: of the object.
             path: the file; replaced if it exists.
             most: bytes that the object may have; None without a limit.
             size: bytes of the object, if they are known: the store is not asked first, and
@@ -282,9 +264,7 @@ class Bucket:
             received: called with the number of bytes of each part, and may raise.
 
         Raises:
-            TooLarge: it has more.
             Unavailable, InputError: it cannot be read completely, or changes meanwhile.
-            OSError: the file cannot be written.
         """
         about = self.about(name) if size is None else (size, "")
         if about is None:
@@ -304,8 +284,6 @@ class Bucket:
         """Returns a range of an object, as a buffer of bytes.
 
         Args:
-            name: of the object.
-            start: first byte.
             stop: end of the range, within the object.
             tag: ETag that the object must have; "" for any.
 
@@ -315,33 +293,22 @@ class Bucket:
         options: Any = {"range": (start, stop)}
         if tag:
             options["if_match"] = tag
-        with self._explained(f"read {name}"):
+        happened = "was deleted"
+        with self._explained(f"read {name}"), _unless_absent():
             try:
                 return obstore.get(self._store, name, options=options).bytes()
             except obstore.exceptions.PreconditionError:
-                raise Unavailable(
-                    f"{self.url}/{name} changed while it was read: start again"
-                ) from None
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                raise Unavailable(
-                    f"{self.url}/{name} was deleted while it was read: start again"
-                ) from None
+                happened = "changed"
+        raise Unavailable(f"{self.url}/{name} {happened} while it was read: start again")
 
     def fetch(self, name: str, path: Path, most: int | None = None) -> bool:
         """Copies an object to a file, which appears complete or not at all.
 
         Args:
-            name: of the object.
             path: the file; an older one is replaced. Its folder must exist.
-            most: see :meth:`download`.
 
         Returns:
             Whether there is such an object; without one, the file is unchanged.
-
-        Raises:
-            TooLarge, Unavailable, InputError, OSError: see :meth:`download`.
         """
         with contextlib.suppress(_Absent), atomic.appearing(path) as beside:
             if not self.download(name, beside, most=most):
@@ -377,36 +344,19 @@ class Bucket:
 
     @_patient
     def about(self, name: str) -> tuple[int, str] | None:
-        """Returns the bytes and ETag of an object; None if there is none.
+        """Returns the bytes and ETag of an object; None if there is none."""
+        with self._explained(f"read {name}"), _unless_absent():
+            meta = obstore.head(self._store, name)
+            return meta["size"], meta["e_tag"] or ""
+        return None
 
-        Raises:
-            Unavailable, InputError: it is unknown.
-        """
-        with self._explained(f"read {name}"):
-            try:
-                meta = obstore.head(self._store, name)
-                return meta["size"], meta["e_tag"] or ""
-            except FileNotFoundError as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                return None
-
-    @_patient
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Returns the objects below a folder: name -> bytes.
-
-        Raises:
-            Unavailable, InputError: they cannot be listed.
-        """
-        return {entry["path"]: entry["size"] for entry in self._entries(folder)}
+        """Returns the objects below a folder: name -> bytes."""
+        return {name: size for name, (size, _) in self.versions(folder).items()}
 
     @_patient
     def names(self, folder: str = "") -> list[str]:
-        """Returns the names of the objects and folders in a folder, not of what is below them.
-
-        Raises:
-            Unavailable, InputError: they cannot be listed.
-        """
+        """Returns the names of the objects and folders in a folder, not of what is below them."""
         with self._explained(f"list {folder or 'the folder'}"):
             listed = obstore.list_with_delimiter(self._store, prefix=folder or None)
         paths = [*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])]
@@ -414,19 +364,11 @@ class Bucket:
 
     @_patient
     def versions(self, folder: str = "") -> dict[str, tuple[int, str]]:
-        """Returns the objects below a folder: name -> bytes and ETag.
-
-        Raises:
-            Unavailable, InputError: they cannot be listed.
-        """
-        return {
-            entry["path"]: (entry["size"], entry["e_tag"] or "") for entry in self._entries(folder)
-        }
-
-    def _entries(self, folder: str) -> Iterator[Any]:
+        """Returns the objects below a folder: name -> bytes and ETag."""
         with self._explained(f"list {folder or 'the folder'}"):
-            for page in obstore.list(self._store, prefix=folder or None):
-                yield from page
+            pages = obstore.list(self._store, prefix=folder or None)
+            entries = itertools.chain.from_iterable(pages)
+            return {entry["path"]: (entry["size"], entry["e_tag"] or "") for entry in entries}
 
     @_patient
     def delete(self, names: list[str]) -> None:
@@ -438,23 +380,12 @@ class Bucket:
         if not names:
             return
         with self._explained("delete objects"):
-            try:
+            with _unless_absent():
                 obstore.delete(self._store, names)
-            except FileNotFoundError as error:  # Google reports this, and the rest may be left
-                if _NO_BUCKET.search(str(error)):
-                    raise
-                for name in names if len(names) > 1 else ():
-                    with contextlib.suppress(FileNotFoundError):
-                        obstore.delete(self._store, [name])
-
-    def _tried(self, work: Callable[[], Result]) -> Result:
-        """Returns what a function returns, which is called again while the store is busy."""
-        for wait_s in self._waits_s:
-            try:
-                return work()
-            except Busy:
-                time.sleep(wait_s)
-        return work()
+                return
+            for name in names:  # Google reports an absent one, and the rest may be left
+                with _unless_absent():
+                    obstore.delete(self._store, [name])
 
     def _check_size(self, name: str, size: int, most: int | None) -> None:
         if most is not None and size > most:
@@ -573,6 +504,16 @@ class _MemoryLimit:
             with self._changed:
                 self._left += count
                 self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def _unless_absent() -> Iterator[None]:
+    """Ends the block where there is no such object, but not where there is no such bucket."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if _NO_BUCKET.search(str(error)):
+            raise
 
 
 def _version(about: Any) -> dict[str, str]:

@@ -42,7 +42,6 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     """Returns the exception for a disk error: RunAgain if it may be temporary, else InputError.
 
     Args:
-        error: from the operating system.
         what: what failed, with the path.
         cure: the fix if the disk itself is fine.
     """
@@ -69,8 +68,6 @@ def unreadable(
     be listed: then the disk is most likely not mounted.
 
     Args:
-        path: the file.
-        error: from the operating system.
         more: end of the reason.
         existed: whether the file could be read before.
         folder: of the file; None is the folder of ``path``.
@@ -119,10 +116,6 @@ def unwritable(path: Path, words: str | None) -> InputError | RunAgain:
 
     It is RunAgain if the disk is full, so that a command with many outputs ends: the others would
     fail, too.
-
-    Args:
-        path: the file.
-        words: the system's message.
     """
     if cure_of(words or "") == FREE_SPACE:
         return RunAgain(f"{path} cannot be written ({words}): {FREE_SPACE}, and start again")
@@ -139,20 +132,15 @@ def check_room(folder: Path, need: int, what: str, cure: str) -> None:
     """Checks that a folder's disk has room for what is about to be fetched.
 
     Args:
-        folder: exists.
         need: in bytes.
-        what: is fetched, for the message.
-        cure: the fix.
 
     Raises:
         RunAgain: it has not.
     """
     free = free_bytes(folder)
     if need > free:
-        are = "is" if free == 1 else "are"
         raise RunAgain(
-            f"fetching {what} needs {need:,} bytes, but only {free:,} {are} free in {folder}: "
-            f"{cure}"
+            f"fetching {what} needs {need:,} bytes, but only {free:,} are free in {folder}: {cure}"
         )
 
 

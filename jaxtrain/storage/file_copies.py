@@ -53,8 +53,6 @@ class FileCopies:
     """The copies of a folder's files in a bucket. For one thread at a time.
 
     Args:
-        bucket: the folder in the bucket.
-        directory: the folder on disk.
         sent: called with the number of bytes that the bucket has taken of a file that does not
             grow: the log of an upload that fails grows, too.
     """
@@ -70,7 +68,6 @@ class FileCopies:
         """Uploads what has changed of a file.
 
         Raises:
-            OSError: it cannot be read.
             RunAgain, InputError: the bucket does not take it.
         """
         path = self._directory / name
@@ -109,7 +106,6 @@ class FileCopies:
                 log of a process that was killed. Not if the bucket has no files at all.
 
         Raises:
-            OSError: one cannot be read, written or deleted.
             RunAgain, InputError: one cannot be read.
         """
         versions = self._bucket.versions()

@@ -14,11 +14,7 @@ def digest(path: str | Path, start: int = 0, size: int | None = None) -> str:
     """Returns a digest of the first and the last 64 KiB of a file.
 
     Args:
-        path: the file.
         start, size: of a part of the file in bytes; the default is all of it.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         stop = file.seek(0, os.SEEK_END) if size is None else start + size

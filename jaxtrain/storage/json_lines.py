@@ -75,7 +75,6 @@ class Reader:
         """Yields the records since the last call; of a file that was rewound, all.
 
         Raises:
-            OSError: it cannot be read.
             ValueError: a line is not JSON.
         """
         if not self._path.is_file():
@@ -96,7 +95,6 @@ def read(path: Path) -> Iterator[Record]:
     """Yields the records of a file in order.
 
     Raises:
-        OSError: it cannot be read.
         ValueError: a line is not JSON.
     """
     path.stat()

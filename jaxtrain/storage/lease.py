@@ -36,8 +36,6 @@ class Lease:
     """The lease of one run. Safe to use from several threads.
 
     Args:
-        bucket: the folder.
-        say: prints a line.
         expires_s: how long a lease that is not renewed counts.
     """
 
@@ -165,11 +163,6 @@ def watched(
     bucket: Bucket, say: Callable[[str], None], expires_s: float = EXPIRES_S
 ) -> Content | None:
     """Returns the lease of a folder once it is clear that nothing renews it; None without one.
-
-    Args:
-        bucket: the folder.
-        say: prints a line.
-        expires_s: how long a lease that is not renewed counts.
 
     Raises:
         RunAgain: a live run holds it, or the store is unavailable.

@@ -87,7 +87,6 @@ def locked(path: Path, say: Callable[[str], None], doing: str) -> Iterator[bool]
     Args:
         path: the file to lock; created if missing.
         say: prints a message while this waits, or if the file system does not support locks.
-        doing: the work, such as ``building NAME``, for messages.
     """
     with open(path, "a", encoding="utf-8") as file:
         try:

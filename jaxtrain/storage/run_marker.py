@@ -43,10 +43,6 @@ def new() -> str:
 def run_id(content: bytes, where: str) -> str:
     """Returns the id of the run in a marker.
 
-    Args:
-        content: of the marker.
-        where: its folder, for messages.
-
     Raises:
         InputError: it is damaged, or of another version.
     """
@@ -97,11 +93,7 @@ def is_cache(folder: Path) -> bool:
 
 
 def mark_cache(folder: Path) -> None:
-    """Writes the tag of a cache, if it is missing.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the tag of a cache, if it is missing."""
     if not (folder / _CACHE).exists():
         (folder / _CACHE).write_bytes(_CACHE_SIGNATURE + b"\n# A cache of jaxtrain.\n")
 
@@ -117,13 +109,7 @@ def content_of(names: Iterable[str]) -> list[str]:
 
 
 def refusal(where: str, flag: str, names: Iterable[str]) -> str:
-    """Returns why a folder is not used as an output; "" if it is empty, or has become a run.
-
-    Args:
-        where: the folder.
-        flag: that names it.
-        names: in it.
-    """
+    """Returns why a folder is not used as an output; "" if it is empty, or has become a run."""
     content = content_of(names)
     if not content or NAME in content:  # another process may have marked it meanwhile
         return ""
@@ -139,8 +125,6 @@ def folder_name(identifier: str, step: int, unique: str) -> str:
     """Returns the name of a folder of checkpoint files, such as ``12-0123456789abcdef``.
 
     Args:
-        identifier: of the run.
-        step: completed steps.
         unique: hexadecimal digits, at least eight.
     """
     return f"{step}-{unique}{_check(identifier, step, unique)}"
@@ -150,10 +134,6 @@ def step_of_folder(name: str, identifier: str) -> int | None:
     """Returns the step in the name of a folder of checkpoint files.
 
     None if the run did not write it.
-
-    Args:
-        name: of the folder.
-        identifier: of the run.
     """
     match = _FOLDER_NAME.fullmatch(name)
     if match is None or not identifier:

@@ -49,12 +49,7 @@ _DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-# The same for PyTorch, without the prefix "torch.".
-_TORCH_DTYPES = (
-    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    *("float8_e4m3fnuz", "float8_e5m2fnuz", "int64", "int32", "int16", "int8"),
-    *("uint64", "uint32", "uint16", "uint8", "bool"),
-)
+_TORCH_DTYPES = {dtype.name for dtype in _DTYPES.values()}  # without the prefix "torch."
 # 8 bits become 32, and tied arrays have several names.
 _MOST_WIDENING = 16
 _MOST_SMALL_BYTES = 2**26
@@ -64,34 +59,17 @@ _WRAPPERS = ("state_dict", "model", "module", "model_state_dict")
 
 
 def check_ending(path: Path) -> None:
-    """Checks that a file name has a supported suffix.
-
-    Raises:
-        InputError: it has not; the message lists the supported ones.
-    """
+    """Checks that a file name has a supported suffix."""
     if path.suffix not in ENDINGS:
         raise InputError(
             f"{path}: the name of a weights file must end with one of {', '.join(ENDINGS)}"
         )
 
 
-def check_pytorch(path: Path) -> None:
-    """Checks that PyTorch is installed, which a PyTorch file requires.
-
-    Raises:
-        InputError: it is not; the message has the command that installs it.
-    """
-    _torch(path)
-
-
 def read(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Tensors, dict[str, str]]:
     """Reads the arrays of a file (floating-point ones as float32), and its metadata.
-
-    Args:
-        path: the file.
-        wanted: whether to read the array with this name; the default reads all.
 
     Raises:
         InputError: the file does not exist, or has other content.
@@ -107,7 +85,6 @@ def of_folder(folder: Path, name: str) -> list[Path]:
     """Returns the ``.safetensors`` files of a folder of transformers or diffusers.
 
     Args:
-        folder: the folder.
         name: the file, or that of which ``NAME.index.json`` lists the parts; the file comes first,
             as in transformers.
 
@@ -152,15 +129,7 @@ def parts(index: Path) -> list[str]:
 
 
 def check_file(path: Path, wanted: str) -> None:
-    """Checks that a path is a regular file.
-
-    Args:
-        path: the file.
-        wanted: describes the expected file, for the error.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Checks that a path is a regular file."""
     if path.is_file():
         return
     if path.is_dir():
@@ -194,13 +163,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     """Writes arrays atomically.
 
     Args:
-        path: the file; its suffix selects the format.
-        tensors: name -> array.
         about: metadata for a ``.safetensors`` file; PyTorch's format has none.
 
     Raises:
         InputError: the suffix is not supported, or PyTorch is required but not installed.
-        OSError: the file cannot be written.
     """
     check_ending(path)
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -212,7 +178,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
         return
     import io
 
-    torch = _torch(path)
+    torch = pytorch(path)
     content = io.BytesIO()
     # Copied, as PyTorch warns about read-only arrays such as jax's.
     torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, content)
@@ -224,9 +190,7 @@ class ArrayLocation(NamedTuple):
 
     Attributes:
         code: the format's name for the dtype.
-        shape: of the array.
         begin: offset of its first byte in the file.
-        bytes: its size.
     """
 
     code: str
@@ -304,7 +268,7 @@ def _read_array(file: BufferedReader, location: ArrayLocation) -> np.ndarray:
 def _read_pytorch(path: Path) -> Tensors:
     if instead := stand_ins.of(path):
         raise InputError(f"{path} is {instead}")
-    torch = _torch(path)
+    torch = pytorch(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises various exceptions for damaged files
@@ -324,25 +288,14 @@ def _read_pytorch(path: Path) -> Tensors:
 
 
 def _check_tensor(torch: Any, tensor: Any, what: str) -> None:
-    """Checks that a tensor is a plain array.
-
-    Raises:
-        InputError: it is not; the message gives the kind.
-    """
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else "sparse"
-    elif tensor.is_quantized:
-        kind = "quantized"
-    elif tensor.device.type != "cpu":  # "meta" has no data
-        kind = f"on the device {tensor.device.type!r}, without data,"
-    elif dtype not in _TORCH_DTYPES:
-        kind = f"of type {dtype}"
-    else:
-        return
-    raise InputError(
-        f"{what} is {kind} and not supported: save dense float32, bfloat16, or float16 arrays"
-    )
+    """Checks that a tensor is a plain array."""
+    dtype, device = str(tensor.dtype).removeprefix("torch."), tensor.device.type
+    dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+    if not dense or device != "cpu" or dtype not in _TORCH_DTYPES:  # "meta" has no data
+        raise InputError(
+            f"{what} is not supported ({'' if dense else 'sparse, nested, or quantized; '}{dtype} "
+            f"on the device {device}): save dense float32, bfloat16, or float16 arrays"
+        )
 
 
 def _state_dict(path: Path, content: Any) -> Mapping[str, Any]:
@@ -370,7 +323,8 @@ def _widened(array: np.ndarray) -> np.ndarray:
     return array if exact else array.astype(np.float32)
 
 
-def _torch(path: Path) -> Any:
+def pytorch(path: Path) -> Any:
+    """Returns PyTorch, or raises InputError: a PyTorch file requires it."""
     try:
         import torch
     except ImportError as error:

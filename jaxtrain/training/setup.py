@@ -30,7 +30,7 @@ from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import pipeline, validation, worker_count
 from jaxtrain.data.contract import Preparation
-from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine, TooManyBroken
+from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import consistency, process_group
 from jaxtrain.distributed.signals import StopSignals
@@ -358,12 +358,7 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
         model = run.model
         if directory.start.path is None:
             model = _with_weights(run, directory, log.say)
-        try:
-            sources = open_sources(run, model, directory.start.path, log.say)
-        except TooManyBroken as error:
-            if jax.process_index() == 0:
-                quarantine.add_all(error.bad, during="index")
-            raise
+        sources = open_sources(run, model, directory.start.path, log.say)
     broken_file_limit = _quarantined(run, sources, quarantine, log.say)
     return OpenedData(sources, quarantine, broken_file_limit, model.init_from)
 

@@ -149,7 +149,8 @@ def test_words_that_are_not_followed_are_a_warning(names: list[str], ignored: li
     assert splits.seen(names) == ignored
     lines: list[str] = []
     for all_train in (False, True):
-        splits.warn_of_words("--data.path T", names, lines.append, all_train=all_train)
+        sides = splits.decided("--data.path T", names, lines.append, all_train=all_train)
+        assert sides == ["train"] * len(names)
     assert [line[:31] for line in lines] == ["warning: --data.path T: the nam"] * 2 * bool(ignored)
     for line in lines[:1]:
         assert f"so all files are split: {ignored[0]}" in line

@@ -79,4 +79,4 @@ def test_readme_has_the_plan_of_a_config(row: str) -> None:
 
 def test_plans_are_shown() -> None:
     assert len(samples()) >= 2
-    assert len(planned()) >= 3
+    assert planned()

@@ -351,7 +351,7 @@ def test_a_fetch_that_does_not_fit_is_not_begun(
         asked = _break_at(patched, "file", AssertionError())
         with pytest.raises(
             RunAgain,
-            match=rf"s3://bucket/cache/text/key needs {need} bytes, but only 1 is free in "
+            match=rf"s3://bucket/cache/text/key needs {need} bytes, but only 1 are free in "
             rf"{tmp_path}/second/.*: free space there, or set \$JAXTRAIN_CACHE",
         ):
             made_in([], [])

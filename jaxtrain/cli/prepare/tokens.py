@@ -40,7 +40,7 @@ def _check_present(name: str, typed: Sequence[str]) -> None:
 
 
 def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str], None]) -> int:
-    from jaxtrain.data import text
+    from jaxtrain.data import quarantine, text
     from jaxtrain.interop import hub
     from jaxtrain.jobs import cache
 
@@ -52,6 +52,8 @@ def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str]
     if prepared is None:
         say(f"{part} is done; the command whose part ends last, or the run, finds the examples")
         return 0
+    if complaint := quarantine.too_many(len(prepared.bad), prepared.files, run.data.max_bad_share):
+        raise InputError(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
     sources = run.data.examples(prepared, model, say)
     say(sources.summary)
     if sources.small_training:

@@ -10,7 +10,7 @@ is part of a character, so bits per byte are comparable across tokenizers.
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers
@@ -56,12 +56,12 @@ def _byte_characters() -> str:
 CHARACTERS = _byte_characters()
 
 
-def check_size_for_bytes(vocab_size: int) -> None:
-    """Raises InputError if the vocabulary is too small for the bytes."""
-    least = len(specials.CAUSAL) + _BYTES
+def check_size(vocab_size: int, kind: str, special: Sequence[str]) -> None:
+    """Raises InputError if the vocabulary is too small for the bytes and the special tokens."""
+    least = len(special) + _BYTES
     if vocab_size < least:
         raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=byte_bpe needs {least} for the "
+            f"model.vocab_size is {vocab_size}: data.tokenizer_kind={kind} needs {least} for the "
             f"bytes and the special tokens alone; set --model.vocab_size to {least} or more"
         )
 
@@ -72,13 +72,9 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     The result depends only on the documents, not on the process or its threads.
 
     Args:
-        documents: texts, in order.
         vocab_size: entries, including :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
-
-    Raises:
-        InputError: the vocabulary is too small for the bytes.
     """
-    check_size_for_bytes(vocab_size)
+    check_size(vocab_size, "byte_bpe", specials.CAUSAL)
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_splitter(), _OMIT_LONG, _AS_BYTES])
     trainer = trainers.BpeTrainer(
@@ -152,15 +148,7 @@ class Encoder:
 
 
 def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
-    """Raises unless every text can be encoded and is decoded unchanged.
-
-    Args:
-        tokenizer: as read from a ``tokenizer.json``.
-        name: its name in messages.
-
-    Raises:
-        InputError: the tokenizer is lossy; the message gives its kind, the loss and the fix.
-    """
+    """Raises InputError unless every text can be encoded and is decoded unchanged."""
     with tokenizer_file.explained(name):  # the library may reject its own output
         plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
     cure = (

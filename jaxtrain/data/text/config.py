@@ -71,10 +71,8 @@ class Masked(Text):
         """Opens both splits of text that is in the cache.
 
         Args:
-            prepared: the result of :meth:`Text.prepare`.
             model: provides ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
                 ``attend`` and ``init_from``.
-            say: prints a line on the console.
 
         Raises:
             InputError: no token to predict in a split, or another padding id.
@@ -82,7 +80,7 @@ class Masked(Text):
         recipe = prepared.recipe
         special = specials.find(tokenizer_file.parsed(recipe.tokenizer, recipe.name), recipe.name)
         specials.check_padding(special, model.pad_id, "the tokenizer")
-        folder, facts = self.laid_out(prepared, Rule(model.sequence_length, special.sep), say)
+        folder, facts = prepared.laid_out(Rule(model.sequence_length, special.sep), say)
 
         def make(streams: Streams, fingerprint: str) -> MaskedSource:
             return MaskedSource(
@@ -203,13 +201,11 @@ class Causal(Text):
         :meth:`jaxtrain.data.text.windows.WindowSource.example`.
 
         Args:
-            prepared: the result of :meth:`Text.prepare`.
             model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
-            say: prints a line on the console.
         """
         length, recipe = model.sequence_length, prepared.recipe
         rule = Rule(length, None, self.fit_documents)
-        folder, facts = self.laid_out(prepared, rule, say)
+        folder, facts = prepared.laid_out(rule, say)
         source_of: Callable[..., windows.WindowSource] = windows.WindowSource
         if rule.fit:
             source_of = functools.partial(windows.FittedSource, begin=recipe.marks[-1])

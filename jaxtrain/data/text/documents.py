@@ -41,7 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxtrain.data import listing, splits
+from jaxtrain.data import listing, remote, splits
 from jaxtrain.data.text import hub_datasets, kinds, rows
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
@@ -70,7 +70,6 @@ class File:
     Attributes:
         path: absolute path, the URL of an object in a bucket, or ``hf://datasets/NAME@COMMIT/PATH``.
         name: path relative to the given folder, with ``/``.
-        size: in bytes.
         version: changes with the content: the modification time in nanoseconds and a digest of both
             ends, or a mark if the file cannot be read; an ETag; or a blob of the Hub.
     """
@@ -97,7 +96,6 @@ class File:
         Raises:
             BadExample: as :meth:`opened`, or it only stands for another file, or cannot be
                 unpacked.
-            OSError, RunAgain, InputError: see :meth:`opened`.
         """
         packing = kinds.packing(self.name)
         with self.opened(buffer_bytes) as raw:
@@ -124,12 +122,8 @@ class File:
     def opened(self, buffer_bytes: int = _OBJECT_BYTES) -> Iterator[BinaryIO]:
         """Opens the file.
 
-        Args:
-            buffer_bytes: read together from a bucket.
-
         Raises:
             BadExample: it is not a regular file.
-            OSError: the system cannot read it.
             RunAgain, InputError: the bucket or the Hub cannot be read.
         """
         if self.is_on_hub:
@@ -216,12 +210,6 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
     Args:
         pattern: a file, a folder, or a glob (``**`` matches nested folders); the URL of a file or a
             folder in a bucket; or a data set, see :mod:`jaxtrain.data.text.hub_datasets`.
-        flag: the command-line flag that gave the pattern, for messages.
-        root: the cache folder.
-        say: prints lines about skipped links, and about skipped files.
-
-    Returns:
-        The files, sorted by name.
 
     Raises:
         InputError: nothing matches, no file has a known suffix, or a file is parquet and the extra
@@ -326,19 +314,13 @@ def _local(path: Path, name: str) -> File:
 def _listed(pattern: str, flag: str) -> list[File]:
     """Returns the objects at a URL, without hidden ones."""
     url = normalized(pattern, flag)
-    bucket, folder = bucket_folders.object_at(url)
-    objects = {
-        name.removeprefix(f"{folder}/"): about for name, about in bucket.versions(folder).items()
-    }
-    if not objects and (about := bucket.about(folder)) is not None:
-        url, _, name = url.rpartition("/")
-        objects = {name: about}
+    objects, top = remote.list_folder(url, flag), url
+    if not objects and (about := remote.version_of(url, flag)) is not None:
+        objects, top = {url: about}, url.rpartition("/")[0]
     if not objects:
         raise InputError(f"{flag} {url}: no such file or folder in the bucket: check the URL")
     return [
-        File(f"{url}/{name}", name, size, tag)
-        for name, (size, tag) in objects.items()
-        if not any(part.startswith(".") for part in name.split("/"))
+        File(path, path.removeprefix(f"{top}/"), size, tag) for path, (size, tag) in objects.items()
     ]
 
 
@@ -373,14 +355,7 @@ def _fixed_part(pattern: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Section:
-    """A file, or a part of a large one: the documents that begin in a range of its bytes.
-
-    Attributes:
-        file: the file.
-        start: of the range.
-        stop: end of the range.
-        rows: how to read its rows.
-    """
+    """A file, or a part of a large one: the documents that begin in a range of its bytes."""
 
     file: File
     start: int
@@ -401,13 +376,8 @@ class Section:
     def read(self, skipped: Skipped) -> Iterator[str]:
         """Yields the documents in order, without blank ones.
 
-        Args:
-            skipped: counts the rows that are not read.
-
         Raises:
             BadExample: the file is broken; some documents may have been yielded before.
-            OSError: the system cannot read the file.
-            RunAgain, InputError: the bucket or the Hub cannot be read.
         """
         with self.file.content(self.start) as data:
             if kinds.is_plain(self.file.name):
@@ -431,15 +401,12 @@ def texts(
     """Reads the documents of one file without cutting long ones: a plain text file is one document.
 
     Args:
-        path: a file in a form that training reads, too.
         text_field: the field or column with the text; None is a usual one.
         count: returns the number of tokens of a text.
         most: stop after this many tokens; None reads all.
 
     Raises:
-        BadExample: the file is broken.
         InputError: a package for this kind of file is not installed.
-        OSError: the system cannot read the file.
     """
     size = path.stat().st_size
     file = File(str(path), path.name, size, "")

@@ -51,10 +51,7 @@ class Encoder:
     """Encodes documents.
 
     Args:
-        content: of a ``tokenizer.json``.
-        form: which parts of the documents to keep.
         marks: special tokens after each document, or before each one in the exact form.
-        name: of the tokenizer, for messages.
     """
 
     def __init__(self, content: str, form: Form, marks: tuple[int, ...], name: str) -> None:
@@ -133,12 +130,7 @@ class Encoder:
 
 
 class Losses:
-    """Counts the characters of texts that a tokenizer loses.
-
-    Args:
-        tokenizer: the tokenizer; see :func:`jaxtrain.data.text.specials.plain`.
-        unk: its [UNK].
-    """
+    """Counts the characters of texts that a tokenizer loses."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, unk: int) -> None:
         self._tokenizer, self._unk = tokenizer, unk

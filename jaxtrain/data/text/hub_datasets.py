@@ -44,10 +44,7 @@ def find(path: str, flag: str, folder: Path, say: Say) -> list[About]:
     """Returns the files of a dataset, of any kind, without hidden ones.
 
     Args:
-        path: ``hf:NAME[@REVISION][:GLOB]``.
-        flag: the flag that gave the path, for messages.
         folder: keeps which commits have been found.
-        say: prints a line on the console.
 
     Raises:
         InputError: the dataset does not exist or cannot be accessed; no file matches or has text;
@@ -77,14 +74,7 @@ def find(path: str, flag: str, folder: Path, say: Say) -> list[About]:
 
 
 def fetched(path: str) -> str:
-    """Returns the path on disk of a file in the Hub's cache, after fetching it if it is missing.
-
-    Args:
-        path: see :data:`FILE`.
-
-    Raises:
-        InputError, RunAgain: see :func:`find`.
-    """
+    """Returns the path on disk of a file in the Hub's cache, after fetching it if it is missing."""
     import huggingface_hub
 
     name, _, rest = path.removeprefix(FILE).partition("@")
@@ -120,10 +110,8 @@ def _chosen(files: Sequence[str], pattern: str, typed: str, text: str) -> list[s
     """Returns the files that match a glob; without one, all.
 
     Args:
-        files: names.
         pattern: the glob, or a folder; "" for neither.
         typed: the dataset and its revision, as ``--data.path`` takes them.
-        text: the flag and its value, for messages.
     """
     inside = pattern.rstrip("/")
     chosen = [

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from jaxtrain.errors import BadExample, first_line
@@ -79,30 +79,17 @@ def unpacked(data: BinaryIO, packing: str, path: str, buffer_bytes: int) -> Iter
 
     Args:
         data: the file, at its start.
-        packing: one of :data:`COMPRESSED`.
-        path: of the file.
-        buffer_bytes: to unpack at once.
 
     Raises:
         BadExample: it is damaged, incomplete, or not compressed; also while the block reads.
     """
     try:
-        with contextlib.closing(_opened(data, packing)) as stream:
+        with contextlib.closing(_OPENED[packing](data)) as stream:
             yield cast(BinaryIO, io.BufferedReader(stream, buffer_bytes))
     except (*_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise
         raise BadExample(path, f"broken {packing}: {first_line(error)}") from error
-
-
-def _opened(data: BinaryIO, packing: str) -> Any:
-    if packing == ".gz":
-        return gzip.GzipFile(fileobj=data)
-    if packing == ".bz2":
-        return bz2.BZ2File(data)
-    if packing == ".xz":
-        return _Xz(data)
-    return zstd.ZstdFile(data)
 
 
 class _Xz(io.RawIOBase):
@@ -143,3 +130,11 @@ class _Xz(io.RawIOBase):
         buffer[: len(unpacked)] = unpacked
         self._at += len(unpacked)
         return len(unpacked)
+
+
+_OPENED: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda data: gzip.GzipFile(fileobj=data),
+    ".zst": zstd.ZstdFile,
+    ".bz2": bz2.BZ2File,
+    ".xz": _Xz,
+}

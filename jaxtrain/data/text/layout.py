@@ -49,6 +49,7 @@ from jaxtrain.terminal import Say
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
+LaidOut = tuple[Path, list[dict[Split, dict[str, Any]]]]
 TOKEN_BYTES = "token_bytes"
 LARGEST_HELD_OUT = 0.1
 _LEAST_BYTES, _ENOUGH_BYTES, _SMALL_SHARE = 5_000_000, 40_000_000, 0.01
@@ -60,7 +61,6 @@ class Corpus:
     """A source of text.
 
     Attributes:
-        name: for messages.
         shards: its shards, each with its side; None splits its documents by their digests.
         train_split: fraction of the documents for training, where they are split.
         most: how many documents to use; None uses all.
@@ -82,7 +82,6 @@ class Rule:
     """What an example is.
 
     Attributes:
-        sequence_length: of an example.
         sep: id of [SEP], for packed sequences; None is for causal models.
         fit: whether an example has complete documents; otherwise it is a window.
     """
@@ -103,16 +102,8 @@ def lay_out(
     root: Path,
     say: Say,
     bucket: cache.CacheBucket | None = None,
-) -> tuple[Path, list[dict[Split, dict[str, Any]]]]:
+) -> LaidOut:
     """Finds the examples of all sources, unless the cache has them.
-
-    Args:
-        corpora: the sources.
-        rule: what an example is.
-        recipe: of the shards.
-        root: their folder.
-        say: prints a line on the console.
-        bucket: has the cache that ``root`` is a copy of.
 
     Returns:
         The folder, and counts for each source and split: ``documents``, ``tokens``, ``bytes``,
@@ -195,11 +186,7 @@ def _limits(corpus: Corpus) -> list[dict[Split, tuple[int, int]]]:
 
 
 def _edge(corpus: Corpus, count: int) -> int:
-    """Returns the least digest of a document that validates; each side has at least one.
-
-    Raises:
-        InputError: there are no two different documents.
-    """
+    """Returns the least digest of a document that validates; each side has at least one."""
     digests = [made.documents[:, DIGEST] for made, _ in corpus.shards if len(made.documents)]
     least = min((int(of_shard[0]) for of_shard in digests), default=0)
     greatest = max((int(of_shard[-1]) for of_shard in digests), default=0)
@@ -220,8 +207,6 @@ def held_out(documents: int, text_bytes: int, val_documents: int | None) -> floa
     no other does the reverse.
 
     Args:
-        documents: number of documents.
-        text_bytes: their size.
         val_documents: how many documents are enough; None is what the shipped configs need: at
             least 5 MB of text, of which 256 sequences of 2048 tokens take half. A fraction below 1%
             must have at least 40 MB (9216 sequences of 1024 tokens).
@@ -243,10 +228,6 @@ def limit(train_split: float) -> int:
 class _Writer(contextlib.ExitStack):
     """Writes the files of a split of a source.
 
-    Args:
-        prefix: of their paths.
-        rule: what an example is.
-
     Attributes:
         skipped: number of documents that are not trained on because equal ones validate.
     """
@@ -266,8 +247,6 @@ class _Writer(contextlib.ExitStack):
         """Adds a range of the documents of a shard.
 
         Args:
-            made: the shard.
-            begin, end: the range.
             omitted: sorted digests of documents to omit.
         """
         documents = made.documents[begin:end]

@@ -36,7 +36,6 @@ def mask(
     Args:
         tokens_S: int32 [S], unmasked, including special tokens.
         rng: the only source of randomness.
-        mask_fraction: fraction of the candidates to choose.
         random_share: probability that a chosen token becomes a random ordinary token.
         keep_share: probability that a chosen token stays unchanged; otherwise it becomes [MASK].
         vocab_size: number of ids; random tokens are drawn from all but the special ones.
@@ -83,10 +82,6 @@ class MaskedSource:
         streams: has the sequences, without [CLS] and [SEP] around them.
         sequence_length: tokens per example, including padding.
         vocab_size: number of ids of the tokenizer; all ids in examples are below it.
-        specials: the tokenizer's special tokens.
-        mask_fraction: fraction of the ordinary tokens to choose.
-        random_share: fraction of the chosen tokens that become a random token.
-        keep_share: fraction of the chosen tokens that stay unchanged.
         with_segments: add ``segments`` to examples: the document that each token belongs to.
         fingerprint: digest of the token stream, the tokenizer and the packing. It excludes masking,
             which does not change any example's text, order or number, so a run may resume with

@@ -19,8 +19,6 @@ class Packed(NamedTuple):
     """What was packed.
 
     Attributes:
-        examples: number of examples.
-        padding: number of padding positions in them.
         cut: number of examples that end inside a sentence.
     """
 
@@ -32,12 +30,7 @@ class Packed(NamedTuple):
 def pack(
     tokens: np.ndarray, ends: np.ndarray, sequence_length: int, sep: int, file: BinaryIO
 ) -> Packed:
-    """Writes the spans of all examples: uint64 [examples, 2], start and end of each.
-
-    Args:
-        tokens, ends, sequence_length, sep: see :func:`span_blocks`.
-        file: receives the spans.
-    """
+    """Writes the spans of all examples: uint64 [examples, 2], start and end of each."""
     examples = padding = cut = 0
     for spans in span_blocks(tokens, ends, sequence_length, sep):
         file.write(spans.tobytes())
@@ -62,10 +55,8 @@ def span_blocks(
     would leave 9% empty at length 256 (measured on English novels).
 
     Args:
-        tokens: the stream [tokens].
         ends: ascending positions after each sentence.
         sequence_length: at least 3.
-        sep: id of [SEP].
 
     Yields:
         uint64 [examples, 2], ascending. The spans cover every token once, except separators between

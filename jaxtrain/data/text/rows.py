@@ -12,13 +12,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from jaxtrain import versions
 from jaxtrain.data.text import kinds
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.storage import disks
+
+if TYPE_CHECKING:
+    from jaxtrain.data.text.documents import File
 
 MAIN_FIELD = "text"
 """Has the text if most rows have it, whatever else they have."""
@@ -48,33 +50,6 @@ _FILE_BYTES = 1 << 22  # read of a file, and so much more that there is a row at
 _AT_ONCE = 16  # files that are read together
 
 
-class RowFile(Protocol):
-    """A file with rows: see :class:`jaxtrain.data.text.documents.File`."""
-
-    @property
-    def path(self) -> str:
-        """Path or URL."""
-
-    @property
-    def name(self) -> str:
-        """Relative name."""
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is on a disk of this machine."""
-
-    @property
-    def is_on_hub(self) -> bool:
-        """Whether it is fetched from the Hub."""
-
-    def content(self, *, buffer_bytes: int) -> AbstractContextManager[BinaryIO]:
-        """Opens the file, unpacked; so much is read together from a bucket."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
     """How to read rows: the lines of a ``.jsonl``, or those of a ``.parquet``.
@@ -95,8 +70,7 @@ class Skipped:
 
     Attributes:
         rows: number of those without text.
-        bad: number of those that cannot be used.
-        first: place and reason of the first of these.
+        bad, first: number of those that cannot be used; place and reason of the first.
     """
 
     rows: int = 0
@@ -105,11 +79,7 @@ class Skipped:
 
 
 def require_parquet(name: str) -> None:
-    """Checks that parquet files can be read.
-
-    Raises:
-        InputError: the extra ``parquet`` is not installed.
-    """
+    """Checks that parquet files can be read."""
     if importlib.util.find_spec("pyarrow") is None:
         raise InputError(f"{name} requires the package pyarrow: {versions.install('parquet')}")
 
@@ -132,14 +102,7 @@ class _BadLine(Exception):
 
 
 class _Rows:
-    """Counts the rows of a section, and decides whether too many are bad.
-
-    Args:
-        path: of the file.
-        how: to read them.
-        skipped: receives their numbers.
-        things: what a row is called.
-    """
+    """Counts the rows of a section, and decides whether too many are bad."""
 
     def __init__(self, path: str, how: Rows, skipped: Skipped, things: str) -> None:
         self._path, self._share = path, how.max_bad_share
@@ -163,11 +126,7 @@ class _Rows:
         self._total += 1
 
     def finish(self) -> None:
-        """Reports the skipped rows.
-
-        Raises:
-            BadExample: there are too many.
-        """
+        """Reports the skipped rows; raises BadExample if there are too many."""
         if self._bad > self._share * self._total:
             raise BadExample(
                 self._path,
@@ -205,11 +164,7 @@ def _skip_line(data: BinaryIO) -> int:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line; None for a blank one.
-
-    Raises:
-        _BadLine: it is not an object.
-    """
+    """Returns the object of a line; None for a blank one."""
     if len(line) > LONGEST_LINE:
         raise _BadLine(f"more than {LONGEST_LINE:,} bytes: split it")
     try:
@@ -236,10 +191,7 @@ def read_jsonl(
 
     Args:
         data: the file, at its start.
-        path: of the file, for messages.
         start, stop: the range in bytes; a stream is read from 0.
-        how: to read the lines.
-        skipped: counts those that are not read.
 
     Raises:
         BadExample: too many lines cannot be used, or most lack the field.
@@ -288,9 +240,6 @@ def read_parquet(
     data: BinaryIO, path: str, start: int, stop: int, how: Rows, skipped: Skipped
 ) -> Iterator[str]:
     """Yields the texts of the row groups whose first column begins in the range.
-
-    Args:
-        data, path, start, stop, how, skipped: see :func:`read_jsonl`.
 
     Raises:
         BadExample: the file is broken, lacks the column, or too many rows cannot be used.
@@ -370,7 +319,7 @@ class Field(NamedTuple):
     of: int
 
 
-def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
+def choose(files: Sequence["File"], name: str, flag: str) -> Field | None:
     """Chooses the field that has the text.
 
     It is the earliest of the usual names (:data:`TEXT_FIELDS`) that most rows have, of those rows
@@ -378,8 +327,6 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
 
     Args:
         files: the files of a source; those without rows do not matter.
-        name: of the source, for messages.
-        flag: the flag that names the field, for messages.
 
     Returns:
         The field; None if no row has a usual one.
@@ -423,7 +370,7 @@ def choose(files: Sequence[RowFile], name: str, flag: str) -> Field | None:
     )
 
 
-def _fields_of(file: RowFile) -> list[list[str]]:
+def _fields_of(file: "File") -> list[list[str]]:
     """Returns the usual fields, as spelled, of rows in several places of a file.
 
     They have text. Only if none of a row has, others count, so that reading finds what is in them.
@@ -441,7 +388,7 @@ def _fields_of(file: RowFile) -> list[list[str]]:
         return []
 
 
-def _line_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
+def _line_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
     places, most = 1, _ROWS_FIRST
     if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
         places, most = _PLACES, _ROWS_THERE
@@ -471,7 +418,7 @@ def _lines_at(data: BinaryIO, start: int, size: int) -> list[bytes]:
     return []
 
 
-def _parquet_fields(data: BinaryIO, file: RowFile) -> Iterator[list[str]]:
+def _parquet_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
     import pyarrow.parquet
 
     try:

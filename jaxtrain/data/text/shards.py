@@ -61,11 +61,7 @@ class Recipe:
     """What tokens depend on besides the text.
 
     Attributes:
-        tokenizer: content of the ``tokenizer.json``.
-        name: its path, for messages.
-        form: which parts of the documents to keep.
         marks: special tokens between documents.
-        ids: number of ids.
     """
 
     tokenizer: str
@@ -88,11 +84,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Files, or a part of a large one, that are tokenized together.
-
-    Attributes:
-        sections: what to read.
-    """
+    """Files, or a part of a large one, that are tokenized together."""
 
     sections: tuple[Section, ...]
 
@@ -120,12 +112,7 @@ class Shard:
 
 
 def plan(files: Sequence[File], rows: Rows) -> list[Shard]:
-    """Divides files into shards, ordered by the hashes of the files' names.
-
-    Args:
-        files: the files.
-        rows: how to read those that have rows.
-    """
+    """Divides files into shards, ordered by the hashes of the files' names."""
     made = [
         (grouping.hash_of(file.name), _ranges(file, rows))
         for file in files
@@ -167,13 +154,7 @@ def prepare(
     """Makes the shards that are missing in the cache.
 
     Args:
-        shards: all of a command, in any order.
-        recipe: what tokens depend on.
-        folder: of the shards.
-        say: prints a line on the console.
         engine: where the work runs; None uses the cores of this machine.
-        part: which shards to make.
-        bucket: has the cache that ``folder`` is a copy of; None for a cache on disk.
 
     Returns:
         Whether all are in ``folder``; without it, other parts have yet to make some.
@@ -205,26 +186,7 @@ def prepare(
         name, reason = next(iter(outcome.failed.items()))
         raise InputError(f"{name.rpartition(' (')[0]}: {reason}")
     with ThreadPoolExecutor(_FETCHES) as pool:  # all that exist are fetched
-        return all(list(pool.map(lambda name: _is_here(folder / name, bucket, say), missing)))
-
-
-def _is_here(folder: Path, bucket: cache.CacheBucket | None, say: Say) -> bool:
-    """Returns whether a shard is complete, after fetching it from a bucket."""
-
-    def absent(work: Path) -> dict[str, Any]:
-        raise _Absent
-
-    if bucket is None:
-        return record.read(folder) is not None
-    try:
-        cache.make_folder(folder, absent, say, bucket=bucket)
-    except _Absent:
-        return False
-    return True
-
-
-class _Absent(Exception):
-    """A bucket does not have a shard."""
+        return all(list(pool.map(lambda name: cache.is_here(folder / name, say, bucket), missing)))
 
 
 def _begin(recipe: Recipe, few: bool, worker: Worker) -> resumable.Make:
@@ -294,10 +256,6 @@ class _Writer(contextlib.ExitStack):
 
     Memory holds 48 bytes for each document, and less than 130 in :meth:`finish`; few of their
     tokens and sentences.
-
-    Args:
-        folder: of the shard.
-        dtype: of the ids.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
@@ -372,14 +330,11 @@ class Made:
     """A shard in the cache.
 
     Attributes:
-        folder: its folder.
-        sha256: digest of its content.
         bad: name -> reason of each broken file; none of its documents is in the shard.
         skipped: name -> number of rows without text, of files that have such.
         bad_rows: name -> number of rows that cannot be used, and place and reason of the first.
         count: number of documents.
         bytes: their size.
-        dtype: dtype of the ids.
     """
 
     folder: Path

@@ -53,13 +53,9 @@ class Prepared:
     """The text of a config in the cache.
 
     Attributes:
-        corpora: the tokens of each source.
         root: folder of the shards.
         tokenizer: path of the ``tokenizer.json``.
-        recipe: what the tokens depend on.
-        files: number of input files, good and bad.
         cut: whether some are so long that they are several documents.
-        bad: the bad files.
         bucket: has the cache; None if it is on disk.
     """
 
@@ -72,6 +68,10 @@ class Prepared:
     bad: tuple[BadExample, ...]
     bucket: cache.CacheBucket | None
 
+    def laid_out(self, rule: Rule, say: Callable[[str], None]) -> layout.LaidOut:
+        """Finds the examples: see :func:`jaxtrain.data.text.layout.lay_out`."""
+        return layout.lay_out(self.corpora, rule, self.recipe, self.root, say, self.bucket)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
@@ -79,17 +79,14 @@ class _Source:
 
     Attributes:
         name: the flag and its value.
-        files: all files.
         shards: those to use, each with its side; None splits its documents.
         most: how many documents to use; None uses all.
-        fraction: of the documents in ``shards``, if it is known; else 1.
     """
 
     name: str
     files: tuple[documents.File, ...]
     shards: tuple[tuple[Shard, Split | None], ...]
     most: int | None = None
-    fraction: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,13 +213,8 @@ class Text(DataConfig):
         """Opens both splits; makes the tokens and finds the examples that the cache lacks.
 
         Args:
-            model: see :meth:`examples`.
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
-            say: prints a line on the console.
-
-        Raises:
-            InputError: see :meth:`examples` and :meth:`prepare`.
         """
         del seed
         prepared = self.prepare(model, say)
@@ -245,16 +237,13 @@ class Text(DataConfig):
 
         Args:
             model: provides ``vocab_size`` and ``init_from``.
-            say: prints a line on the console.
             engine: where shards are made; None uses the cores of this machine.
-            part: which of the missing shards to make.
             uploads: whether a bucket gets the tokenizer and the examples, too.
 
         Returns:
             The tokens; None if other parts have yet to make some.
 
         Raises:
-            TooManyBroken: too many bad files.
             InputError: no path, no text, or a tokenizer that does not fit.
             RunAgain: a disk, the bucket or the Hub is full or unavailable.
         """
@@ -291,7 +280,7 @@ class Text(DataConfig):
         made = {shard: Made.of(root / shard.folder(recipe), recipe.dtype) for shard in every}
         bad = _bad(sources, made)
         total = sum(len(source.files) for source in sources)
-        quarantine.skip(tuple(bad.values()), total, self.max_bad_share, say)
+        quarantine.name_first(tuple(bad.values()), say)
         _report_skipped(made.values(), say)
         train_split = 1 - self._held_out(sources, made, say)
         return Prepared(
@@ -305,14 +294,6 @@ class Text(DataConfig):
             bucket=bucket,
         )
 
-    def laid_out(
-        self, prepared: Prepared, rule: Rule, say: Callable[[str], None]
-    ) -> tuple[Path, list[dict[Split, dict[str, Any]]]]:
-        """Finds the examples: see :func:`jaxtrain.data.text.layout.lay_out`."""
-        return layout.lay_out(
-            prepared.corpora, rule, prepared.recipe, prepared.root, say, prepared.bucket
-        )
-
     def opened(
         self,
         prepared: Prepared,
@@ -323,10 +304,7 @@ class Text(DataConfig):
         """Combines the sources of examples into the result of ``open``.
 
         Args:
-            prepared: the result of :meth:`prepare`.
             parts: for each split, the source of examples of each source of text that has some.
-            say: prints a line on the console.
-            summary: one line for the console.
         """
         for number in range(1 + len(self.more_paths)):
             if number not in parts["train"]:
@@ -403,12 +381,7 @@ class Text(DataConfig):
         folder: Path,
         say: Callable[[str], None],
     ) -> Rows:
-        """Returns how to read the rows of a source; finds and prints the field with the text.
-
-        Raises:
-            InputError: several fields may have it.
-            RunAgain: a disk, the bucket or the Hub is unavailable.
-        """
+        """Returns how to read the rows of a source; finds and prints the field with the text."""
         with_rows = [file for file in files if not kinds.is_plain(file.name)]
         if self.text_field is not None or not with_rows:
             return Rows(self.text_field, self.max_bad_share)
@@ -432,21 +405,12 @@ class Text(DataConfig):
     def _sides(
         self, files: Sequence[documents.File], name: str, say: Callable[[str], None]
     ) -> dict[documents.File, Split | None]:
-        """Returns the files of a source that are used, and the side of each; None is split.
-
-        Args:
-            files: all files.
-            name: of the source, for messages.
-            say: prints which files validate, and which are not used.
-        """
+        """Returns the files of a source that are used, and the side of each; None is split."""
         names = [file.name for file in files]
-        by_name = splits.by_name(names)
         all_train = self.val_path is not None
-        if by_name is None and self.path is not None:  # not the names of Python's modules
-            splits.warn_of_words(name, names, say, all_train=all_train)
-        sides: list[splits.Side | None] = list(by_name or ["train"] * len(files))
-        if all_train or "val" not in sides:
-            sides = ["train" if side == "train" else "test" for side in sides]
+        # Names of Python's modules say nothing.
+        warn = say if self.path is not None else lambda line: None
+        sides = splits.decided(name, names, warn, all_train=all_train)
         splits.report(name, names, sides, say, decided="words in their names")
         used: dict[documents.File, Split | None] = {
             file: side for file, side in zip(files, sides, strict=True) if side in ("train", "val")
@@ -469,16 +433,13 @@ class Text(DataConfig):
         limited = []
         quotas = mixture.shared_out(self.max_examples, sizes)
         for source, quota in zip(sources, quotas, strict=True):
-            most, used, fraction = max(least, quota), list[tuple[Shard, Split | None]](), 1.0
+            most, used = max(least, quota), list[tuple[Shard, Split | None]]()
             sides = sorted({side for _, side in source.shards}, key=str)
             for side in sides:
                 of_side = [shard for shard, its_side in source.shards if its_side == side]
-                count, share = vocabulary.first_shards(of_side, most, folder, say)
-                fraction = fraction if side == "val" else share
+                count = vocabulary.first_shards(of_side, most, folder, say)
                 used += [(shard, side) for shard in of_side[:count]]
-            limited.append(
-                dataclasses.replace(source, shards=tuple(used), most=most, fraction=fraction)
-            )
+            limited.append(dataclasses.replace(source, shards=tuple(used), most=most))
         return limited
 
     def _samples(self, sources: Sequence[_Source]) -> list[vocabulary.Sample]:
@@ -489,8 +450,7 @@ class Text(DataConfig):
             if training:
                 # The tokens are not counted yet, so no more than this certainly trains.
                 split = 1 - layout.LARGEST_HELD_OUT if training[0][1] else 1.0
-                below = layout.limit(split * source.fraction)
-                samples.append((training, below))
+                samples.append((training, layout.limit(split)))
         return samples
 
     def _held_out(

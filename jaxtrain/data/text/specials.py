@@ -42,11 +42,7 @@ class Specials:
     """Ids of the special tokens; the defaults are those of tokenizers trained here.
 
     Attributes:
-        pad: padding.
-        unk: text that the vocabulary cannot represent.
-        cls: start of a sequence.
         sep: end of a document, and of a sequence.
-        mask: a masked token.
         others: further special ids of the tokenizer.
     """
 
@@ -89,16 +85,7 @@ def find(tokenizer: Any, name: str) -> Specials:
 
 
 def check_padding(special: Specials, pad_id: int, name: str) -> None:
-    """Raises unless model and tokenizer have the same padding id.
-
-    Args:
-        special: the tokenizer's special tokens.
-        pad_id: the model's padding id.
-        name: the tokenizer's name in messages.
-
-    Raises:
-        InputError: the ids differ; the message gives both.
-    """
+    """Raises unless model and tokenizer have the same padding id."""
     if special.pad != pad_id:
         raise InputError(
             f"{name} has padding id {special.pad}, but model.pad_id is {pad_id}: set "
@@ -144,10 +131,6 @@ def marks(tokenizer: Any, path: Path) -> Marks:
 
     A tokenizer from a transformers folder has the folder's. Others have the same token for both, by
     name, and each of their special tokens ends a generated text.
-
-    Args:
-        tokenizer: the tokenizer.
-        path: its ``tokenizer.json``.
 
     Raises:
         InputError: the tokenizer has no such token; or the folder's settings are damaged.

@@ -27,8 +27,6 @@ class Streams:
     Attributes:
         folder: of the shards.
         prefix: of the paths of the split's own files.
-        dtype: dtype of the ids.
-        examples: number of examples.
     """
 
     folder: str
@@ -51,30 +49,18 @@ class Streams:
         return shard, index - before, int(table["tokens"][shard])
 
     def span(self, index: int) -> tuple[int, int]:
-        """Returns where a packed example begins and ends: in its shard's stream, or in the pieces.
-
-        Raises:
-            DiskAway, BadExample: see :meth:`place`.
-        """
+        """Returns begin and end of a packed example: in its shard's stream, or in the pieces."""
         start, stop = _file(f"{self.prefix}.spans", "uint64").read(2 * index, 2 * index + 2)
         return int(start), int(stop)
 
     def pieces(self, index: int) -> list[list[int]]:
-        """Returns the pieces of an example: see :class:`jaxtrain.data.text.packing.Fitted`.
-
-        Raises:
-            DiskAway, BadExample: see :meth:`place`.
-        """
+        """Returns the pieces of an example: see :class:`jaxtrain.data.text.packing.Fitted`."""
         first, last = self.span(index)
         numbers = _file(f"{self.prefix}.pieces", "uint64").read(3 * first, 3 * last)
         return [list(map(int, piece)) for piece in numbers.reshape(-1, 3)]
 
     def read(self, shard: int, start: int, stop: int) -> np.ndarray:
-        """Returns the ids from ``start`` to ``stop`` of a shard's stream.
-
-        Raises:
-            DiskAway, BadExample: see :meth:`place`.
-        """
+        """Returns the ids from ``start`` to ``stop`` of a shard's stream."""
         row = _table(self.prefix)[shard]
         first, count = int(row["run"]), int(row["runs"])
         runs = _file(f"{self.prefix}.runs", "uint64").read(2 * first, 2 * (first + count))

@@ -113,11 +113,6 @@ def train(
 
     The result depends only on the documents, not on the process or its threads.
 
-    Args:
-        documents: texts, in order.
-        vocab_size: entries, including special tokens.
-        kind: see the module's docstring.
-
     Raises:
         InputError: the vocabulary is too small for this kind, or the text has nothing to learn.
     """
@@ -143,15 +138,9 @@ def train(
 
 def check_size_for(kind: Kind, vocab_size: int) -> None:
     """Raises InputError if the vocabulary is too small for this kind."""
-    least = len(SPECIALS) + _BYTES
-    if kind == "bpe" and vocab_size < least:
-        raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=bpe needs {least} for the "
-            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more, or "
-            "use --data.tokenizer_kind wordpiece"
-        )
-    if kind == "byte_bpe":
-        byte_level.check_size_for_bytes(vocab_size)
+    if kind != "wordpiece":
+        special = SPECIALS if kind == "bpe" else specials.CAUSAL
+        byte_level.check_size(vocab_size, kind, special)
 
 
 def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -297,11 +286,7 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
 
 
 def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> None:
-    """Raises unless every id is below ``vocab_size`` and there is an ordinary token.
-
-    Raises:
-        InputError: the vocabulary does not fit; the message gives both sizes.
-    """
+    """Raises unless every id is below ``vocab_size`` and there is an ordinary token."""
     size = 1 + max(tokenizer.get_vocab().values())
     if size > vocab_size:
         raise InputError(
@@ -313,11 +298,7 @@ def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> N
 
 
 def check_travels(source: Path) -> None:
-    """Rejects a weights file, before anything is read.
-
-    Raises:
-        InputError: the source is a file, which comes without a tokenizer.
-    """
+    """Rejects a weights file, before anything is read."""
     if source.is_file() and not pointer.is_checkpoint(source):
         raise InputError(
             f"{source} is a weights file, which has no tokenizer: pass the checkpoint, the run "

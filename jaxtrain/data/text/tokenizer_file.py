@@ -37,10 +37,6 @@ def read(path: Path) -> tokenizers.Tokenizer:
 def parsed(content: str, name: str) -> tokenizers.Tokenizer:
     """Does the same with the content of a file.
 
-    Args:
-        content: the JSON.
-        name: of the file, for messages.
-
     Raises:
         InputError: it is not a tokenizer.
     """
@@ -72,9 +68,6 @@ def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
     """Turns errors and panics of the library inside the block into one line.
-
-    Args:
-        name: start of the message.
 
     Raises:
         InputError: with the library's message.

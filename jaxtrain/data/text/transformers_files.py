@@ -71,9 +71,6 @@ class Kept:
 def beside(path: Path) -> Kept | None:
     """Reads what belongs to a ``tokenizer.json``; None if it is not from a transformers folder.
 
-    Args:
-        path: the ``tokenizer.json``, in a transformers folder, a checkpoint, or elsewhere.
-
     Raises:
         InputError: a file that cannot be read, or ids that are not.
     """

@@ -40,14 +40,9 @@ def prepare(
     """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 
     Args:
-        samples: the training documents of all sources.
         vocab_size: entries to train, or the limit for a given tokenizer.
-        kind: kind of tokenizer to train.
         form: which parts of the text tokens must represent; a given tokenizer is checked for it.
         given: a ``tokenizer.json``; None trains one.
-        folder: folder of the caches.
-        say: prints a line on the console.
-        bucket: has the cache that ``folder`` is a copy of.
 
     Raises:
         InputError: the given tokenizer does not fit, or the vocabulary is too small for the kind.
@@ -73,22 +68,13 @@ def prepare(
     return target / tokenizer.NAME
 
 
-def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> tuple[int, float]:
-    """Chooses how many shards to use for a number of documents.
+def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> int:
+    """Returns how many of the first shards have ``most`` documents.
 
     Their documents are counted, once, if the text is much more than so many documents may have.
-
-    Args:
-        shards: all shards, in the order in which they are used.
-        most: number of documents.
-        folder: folder of the caches.
-        say: prints a line on the console.
-
-    Returns:
-        How many of the shards to use, and which fraction of their documents; 1 if it is unknown.
     """
     if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
-        return len(shards), 1.0
+        return len(shards)
 
     def build(work: Path) -> dict[str, Any]:
         say(f"looking for {most:,} documents")
@@ -96,12 +82,11 @@ def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> 
         for number, shard in enumerate(shards, 1):
             documents += sum(1 for _ in _read(shard, []))
             if documents >= most:
-                return {"shards": number, "documents": documents}
-        return {"shards": len(shards), "documents": documents}
+                return {"shards": number}
+        return {"shards": len(shards)}
 
     key = cache.digest(_VERSION, [shard.key() for shard in shards], most)
-    counted = cache.make_folder(folder / f"first-{key[:20]}", build, say)
-    return counted["shards"], min(1.0, most / max(1, counted["documents"]))
+    return int(cache.make_folder(folder / f"first-{key[:20]}", build, say)["shards"])
 
 
 def _documents(samples: Sequence[Sample]) -> Iterator[str]:
@@ -141,15 +126,11 @@ def _documents(samples: Sequence[Sample]) -> Iterator[str]:
             yield greatest[1]
         elif not some_train and (alone := greatest[1] or least[1]):
             yield alone
-        elif bad and not some_train:
-            raise InputError(
-                f"no text to train a tokenizer on can be read: the first of {len(bad):,} broken "
-                f"files is {bad[0]}"
-            )
         elif not some_train:
+            broken = bad and f"the first of {len(bad):,} broken files is {bad[0]}"
             raise InputError(
-                f"{shards[0][0].name}: no text to train a tokenizer on: add text, or pass "
-                "other files"
+                f"{shards[0][0].name}: no text to train a tokenizer on: "
+                + (broken or "add text, or pass other files")
             )
 
 

@@ -28,9 +28,7 @@ class WindowSource:
     Cheap to pickle: opens the files at first use.
 
     Attributes:
-        streams: has the tokens.
         token_bytes: path of the table of byte counts per id, int32 [V].
-        sequence_length: S.
         fingerprint: digest of the token streams, the tokenizer, S and the cutting rule.
     """
 

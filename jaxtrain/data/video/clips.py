@@ -37,14 +37,11 @@ class Clips:
     """The clips of one split, a :class:`jaxtrain.data.source.Source`.
 
     Attributes:
-        config: the data config.
         frames, height, width: size of an example. The model's config is not stored, because a
             worker that unpickles it would import jax.
         crop_of: height and width of the clip that an example is a crop of; None if it is the clip.
-        videos: the videos.
         train: whether to cut and augment at random; otherwise clips are of consecutive frames, and
             not augmented.
-        latents: a teacher's latents of fixed windows, or None.
         plane_size: height and width of the planes that the device resizes and converts; None does
             both on the host.
     """
@@ -260,7 +257,6 @@ class Clips:
         frame delta drawn, the largest delta is used for which one is.
 
         Args:
-            video: the video.
             draws: two uniform numbers, for the delta and the first frame.
 
         Raises:

@@ -306,7 +306,6 @@ class Config(DataConfig):
         Args:
             model: its ``frames``, ``height`` and ``width`` (pixels) are the size of a clip.
             seed: unused; the split depends only on names and contents.
-            say: prints a message.
 
         Raises:
             InputError: the path is missing or not found, or has too few videos for both splits.

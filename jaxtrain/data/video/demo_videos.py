@@ -18,6 +18,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxtrain.data.video import writing
 from jaxtrain.jobs import cache, limits
 
 _SCENES = 1  # seed of all scenes
@@ -26,9 +27,6 @@ HEIGHT, WIDTH = 96, 160
 FRAMES = 48
 FPS = 24
 VIDEOS = 24
-
-# By default, x264 chooses instructions, which round differently, by a frame's memory address.
-_REPEATABLE = "cpu-independent=1"
 
 Array = NDArray[Any]
 Scene = Callable[[float], Array]  # seconds -> image [H, W, 3]
@@ -86,7 +84,7 @@ def to_uint8(picture_HW3: Array) -> NDArray[np.uint8]:
 def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int, keyframes: int = FPS) -> None:
     """Writes RGB frames, each uint8 [H, W, 3], as H.264 in MP4; a keyframe at least so often."""
     g = str(keyframes)
-    options = {"crf": "14", "preset": "veryfast", "g": g, "x264-params": _REPEATABLE}
+    options = {"crf": "14", "preset": "veryfast", "g": g, "x264-params": writing.REPEATABLE}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options=options)
         stream.pix_fmt = "yuv420p"
@@ -348,11 +346,4 @@ def water(rng: np.random.Generator) -> Scene:
     return image
 
 
-_KINDS: dict[str, Callable[[np.random.Generator], Scene]] = {
-    "hills": hills,
-    "balls": balls,
-    "mosaic": mosaic,
-    "clouds": clouds,
-    "flight": flight,
-    "water": water,
-}
+_KINDS = {scene.__name__: scene for scene in (hills, balls, mosaic, clouds, flight, water)}

@@ -28,13 +28,9 @@ class Run:
     """Frames in a row: a piece, or a part of a video in which none is missing.
 
     Attributes:
-        name: of the video.
-        path: for messages.
         span: place in another file; None for a video that is a file.
         first: number of frames before it, as a reader yields them.
-        count: number of frames.
         rate: frames per second; 0 if unknown.
-        look: how the frames are stored.
         is_piece: whether it is a piece, which is read from any frame on.
     """
 
@@ -109,10 +105,8 @@ class Clip:
     """A clip of a video, in the largest center crop with the target's aspect.
 
     Attributes:
-        run: has the frames.
         place: of the clip within the video, 0 to 1.
         chosen: numbers of the frames in the run, ascending; the last may repeat.
-        height, width: size of the clip.
     """
 
     run: Run
@@ -122,11 +116,7 @@ class Clip:
     width: int
 
     def read(self) -> np.ndarray:
-        """Decodes the clip, uint8 [T, H, W, 3].
-
-        Raises:
-            BadExample: a frame is damaged, or the file has changed.
-        """
+        """Decodes the clip, uint8 [T, H, W, 3]."""
         different = sorted(set(self.chosen))
         images = disks.when_readable(
             lambda: self.run.read(different, self.height, self.width),
@@ -149,11 +139,8 @@ def choose(
 
     Args:
         path: a set of pieces; or a folder, a video or a list of videos.
-        flag: the option that set the path, for messages.
-        frames, height, width: size of a clip.
         clips: number of clips; None takes one per video. If there are fewer clips than videos, the
             videos are evenly chosen; if there are more, a video has several evenly spaced clips.
-        say: prints a message.
         only: names of the videos to use; None uses all.
 
     Raises:
@@ -192,17 +179,10 @@ def from_the_start(
     """Returns the clips of a published protocol (:mod:`jaxtrain.inference.protocols`).
 
     Args:
-        path: a set of pieces; or a folder, a video or a list of videos.
-        flag: the option that set the path, for messages.
-        frames, height, width: size of a clip.
         fps: frame rate of the clips: takes every n-th frame, n = round(a video's rate / fps); None
             takes every frame.
         complete: whether to divide the complete video into clips, and to fill the last one by
             repeating its last frame; otherwise only the first clip is taken.
-        say: prints a message.
-
-    Raises:
-        InputError: there are no videos, or none can be used.
     """
     clips = []
     for runs in _usable(path, flag, 1 if complete else frames, say, None):

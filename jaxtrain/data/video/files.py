@@ -49,7 +49,6 @@ _KINDS = 5  # of other files, in a message
 _AT_ONCE = 16  # requests for the versions of objects
 _OF_JAXTRAIN = (resumable.REPORT, record.NAME)  # in folders of `prepare` and of the cache
 _KNOWN = SUFFIXES | _BESIDE | {tar_members.SUFFIX}
-_REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 
 
 class VideoFile(NamedTuple):
@@ -61,7 +60,6 @@ class VideoFile(NamedTuple):
         path: the absolute path on disk, of the cache's copy for a URL; in a tar, the tar's path and
             the member's name. It may not exist. "" if the file was left at a URL.
         span: the place in a tar; None for a separate file.
-        fetched: whether the file on disk is the cache's copy of a file at a URL.
         url: of a file that was left there, or is to be fetched; "" for others.
         version: size and ETag of an object in a bucket; None if they are unknown.
     """
@@ -69,7 +67,6 @@ class VideoFile(NamedTuple):
     name: str
     path: str = ""
     span: Span | None = None
-    fetched: bool = False
     url: str = ""
     version: tuple[int, str] | None = None
 
@@ -107,10 +104,6 @@ def find(
     """Returns all video files that ``path`` leads to, sorted by name, each once.
 
     Args:
-        path: a folder, a video file, a tar, a pattern of tars, or a list of files.
-        flag: the option that set the path, for messages.
-        cache_root: the cache folder, which holds fetched files.
-        say: prints a message.
         fetch_videos: False leaves videos at URLs there, for :func:`fetched`; tars are fetched.
         by_http: False refuses files at https://, which are prepared before a run.
 
@@ -143,23 +136,17 @@ def find(
     }
     copies = remote.fetch(wanted, cache_root, flag, say)
     in_folder = [
-        file._replace(path=copies[file.url], url="", version=None, fetched=True)
-        if file.url in copies
-        else file
+        file._replace(path=copies[file.url], url="", version=None) if file.url in copies else file
         for file in given
     ]
-    videos = [video for file in in_folder for video in _with_tar_members(file, flag)]
+    videos = [video for file in in_folder for video in _with_tar_members(file)]
     if not videos:
         raise InputError(f"{flag} {shown}: no video files found: {cure}")
     return sorted(_distinct(videos, flag, shown).values(), key=lambda video: video.name)
 
 
 def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
-    """Fetches a video that :func:`find` left at a URL into a folder.
-
-    Raises:
-        InputError, RunAgain: see :func:`find`.
-    """
+    """Fetches a video that :func:`find` left at a URL into a folder."""
     path = remote.fetch({video.url: video.version}, folder, flag, lambda line: None)[video.url]
     return video._replace(path=path)
 
@@ -247,20 +234,13 @@ def _suffix(url: str) -> str:
     return os.path.splitext(addresses.split(url).path)[1].lower()
 
 
-def _with_tar_members(file: VideoFile, flag: str) -> Iterator[VideoFile]:
+def _with_tar_members(file: VideoFile) -> Iterator[VideoFile]:
     """Yields the file itself, or the videos in it if it is a tar."""
     if not file.path.lower().endswith(tar_members.SUFFIX):
         yield file
         return
-    try:
-        members = tar_members.members(file.path)
-    except InputError as error:
-        if not file.fetched:
-            raise
-        remote.discard(file.path)
-        raise InputError(f"{flag} {file.name}: {error}; {_REMOVED}") from None
     inside = []
-    for member, span in members:
+    for member, span in tar_members.members(file.path):
         member = member.removeprefix("./")
         hidden = any(part.startswith(".") for part in member.split("/"))
         if os.path.splitext(member)[1].lower() in SUFFIXES | _BESIDE and not hidden:

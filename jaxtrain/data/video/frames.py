@@ -73,7 +73,6 @@ class FilterGraph:
         """Returns the filtered frame.
 
         Args:
-            frame: the frame.
             filters: the same for all frames. It is not stored: a method of the object that has the
                 graph would keep that object, with its clip, until Python collects garbage, and
                 memory that is not used again at once costs 2 ms per frame of 480x720.
@@ -102,12 +101,6 @@ class Crop:
     """Crops and converts the frames of a clip, one by one, with the same crop.
 
     Nothing is stretched; a small video is enlarged.
-
-    Args:
-        look: how the frames are stored.
-        frames: number of frames of the clip.
-        height, width: size of the result, in pixels.
-        position: where the crop is.
 
     Attributes:
         out_THWC: the clip, uint8 [T, height, width, 3]; frames not yet put are undefined.
@@ -156,10 +149,8 @@ class Planes:
 
     Args:
         look: form of the piece's frames, which are yuv420p, BT.709, limited range.
-        frames: number of frames of the clip.
         height, width: size that the device gives the clip, in pixels.
         plane_size: height and width of the planes (:func:`plane_size`).
-        position: where the crop is.
     """
 
     def __init__(
@@ -233,7 +224,6 @@ def crop_of(
         stored: width and height of the frame.
         pixel_aspect: width of a stored pixel divided by its height.
         aspect: width of the crop divided by its height, as shown.
-        position: where the crop is.
     """
     width, height = stored
     stored_aspect = aspect / float(pixel_aspect)
@@ -264,11 +254,7 @@ def _filters(
     """Returns filters that crop, flip, scale, and convert.
 
     Args:
-        frame: a frame.
         crop: width, height, left, and top of the crop.
-        width, height: of the result.
-        flip: filters that flip.
-        formats: formats of the result, one after the other.
         colors: the scale filter's color options for the result.
     """
     cuts = crop[:2] != (frame.width, frame.height)

@@ -54,7 +54,6 @@ class Settings:
         min_side: videos whose shorter side is below this are skipped, in pixels.
         gop: frames from one keyframe to the next.
         quantizer: quality, 1 (best) to 31.
-        split_at_cuts: whether a piece ends at a hard cut.
     """
 
     height: int = 480
@@ -121,7 +120,6 @@ class Cut(NamedTuple):
             :attr:`Settings.min_frames` are in a row.
         lost: number of frames that were decoded and are not intact, or depend on such frames.
         damage: what is wrong with the file; () if it is intact.
-        sizes: height and width of each piece.
         rate: frames per second of the video; 0 if unknown.
         traits: kinds of :data:`jaxtrain.data.video.reader.HDR`.
     """
@@ -140,13 +138,9 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
 
     Args:
         path: the video; only used in messages if ``span`` is set.
-        span: the video's place in another file; None for a separate file.
-        folder: the output folder.
-        settings: settings of the pieces.
 
     Raises:
         BadExample: no piece can be made of the video. The folder may contain some files.
-        OSError: the pieces cannot be written.
     """
     video = Reader(path, span)
     damage, traits, lost = dict[str, None](), dict[str, None](), 0
@@ -346,9 +340,6 @@ def read(
     """Decodes frames of a piece, from the keyframe before the first one on.
 
     Args:
-        path: for messages.
-        span: the place of the piece.
-        numbers: of the frames, ascending.
         take: called with a frame's position in ``numbers`` and the frame.
 
     Raises:

@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 from jaxtrain.data.video import files, sets
-from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import cache, resumable
@@ -19,8 +18,6 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket, normalized
 from jaxtrain.terminal import Say
-
-_SHOWN = 200  # characters of an entry in an error
 
 
 def run(
@@ -35,12 +32,7 @@ def run(
     """Cuts all videos that have not been cut yet.
 
     Args:
-        source: a folder, a video, or a list of videos.
         out: the output folder, created if missing, or the URL of a folder in a bucket.
-        settings: settings of the pieces, the same for all pieces of a folder.
-        engine: cuts the videos.
-        say: prints a message.
-        part: which of the videos to cut.
 
     Returns:
         What happened; its totals are ``pieces``, ``frames``, ``frames_left_out`` and
@@ -54,12 +46,6 @@ def run(
     _check_apart(source, out)
     root = cache.root(None)
     videos = files.find(source, "SOURCE", root, say, fetch_videos=False, by_http=True)
-    if os.path.splitext(source)[1].lower() in files.LISTS and not any(map(_exists, videos)):
-        raise InputError(
-            f"SOURCE {source}: none of its {len(videos):,} entries exists on this machine, such as "
-            f"{videos[0].path[:_SHOWN]}: is it a list of videos? With --engine ray, this "
-            "machine must see them, too"
-        )
     return sets.prepare(videos, out, settings, engine=engine, say=say, part=part)
 
 
@@ -78,10 +64,3 @@ def _check_apart(source: str, out: Path | str) -> None:
             f"OUT {inner} {is_in} SOURCE {top}, so its clips would be cut again: choose another "
             "folder"
         )
-
-
-def _exists(video: VideoFile) -> bool:
-    try:
-        return not video.path or os.path.lexists(video.file)
-    except ValueError:  # a NUL character
-        return False

@@ -162,7 +162,6 @@ class Frame(NamedTuple):
 
     Attributes:
         picture: as the decoder returns it, without what the container hides; deinterlaced, upright.
-        look: its form.
         pts: time in ticks of :attr:`Reader.time_base`; None if it is unknown.
         filters: what is still to be done, so that it is shown as the container says.
     """
@@ -196,7 +195,6 @@ class Reader:
 
     Args:
         path: the file; only used in messages if ``span`` is set.
-        span: the place of the video in another file.
         sound: whether to yield the packets of audio streams.
         threads: FFmpeg's ``thread_type`` of the decoder.
 
@@ -869,7 +867,6 @@ class _Source:
     """Reads a file, or part of one, for FFmpeg, which takes some errors for the end of the file.
 
     Attributes:
-        name: for FFmpeg.
         error: the first error of the system.
     """
 
@@ -940,11 +937,7 @@ def check_file(path: str) -> None:
 
 
 def check_size(path: str, width: int, height: int) -> None:
-    """Checks the frame size against :data:`MAX_PIXELS`.
-
-    Raises:
-        BadExample: the frames are larger.
-    """
+    """Checks the frame size against :data:`MAX_PIXELS`."""
     if width * height > MAX_PIXELS:
         raise BadExample(path, f"is {width}x{height}: more than {MAX_PIXELS:,} pixels per frame")
 
@@ -953,7 +946,6 @@ def prepare_decoder(stream: VideoStream, threads: str = "NONE") -> None:
     """Makes a decoder reject frames above :data:`MAX_PIXELS` anywhere in the stream.
 
     Args:
-        stream: of a file that is read.
         threads: FFmpeg's ``thread_type``; by default one, because workers use all cores.
     """
     stream.thread_type = threads  # type: ignore[assignment]  # an enum's name

@@ -42,7 +42,6 @@ class Video:
         height, width: size of the first upright frame, in pixels.
         rate: number of frames per second, as declared or as the first ones come.
         start_s: when the first frame is shown or the first sound begins, in seconds.
-        time_base: seconds per tick.
         pixel_aspect: width of a pixel of an upright frame divided by its height.
         frames: number of frames that the headers let expect.
 
@@ -76,11 +75,7 @@ class Video:
             yield item
 
     def count(self) -> int:
-        """Returns the number of decodable frames, by decoding all of them.
-
-        Raises:
-            InputError: as :meth:`images`.
-        """
+        """Returns the number of decodable frames, by decoding all of them."""
         return sum(1 for _ in self._decoded(sound=False))
 
     def items(self, *, sound: bool) -> Iterator[Frame | av.Packet]:
@@ -88,9 +83,6 @@ class Video:
 
         Time starts at 0: a transport stream has the clock of its sender, such as 20 hours. If that
         clock jumps back, because two recordings were joined, the second one follows the first.
-
-        Raises:
-            InputError: as :meth:`images`.
         """
         graph = frames.FilterGraph()
         clocks: dict[int, _Clock] = {}

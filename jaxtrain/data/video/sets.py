@@ -108,7 +108,6 @@ class Opened(NamedTuple):
     """A set that a run reads.
 
     Attributes:
-        table: of the set.
         inputs: number of videos that it was made of, good and bad.
         bad: those of which it has no piece.
     """
@@ -142,10 +141,6 @@ class CachedSet:
 
     Attributes:
         path: a folder, a video, or a list of videos.
-        flag: the option that set the path, for messages.
-        videos: those at the path.
-        settings: of the pieces.
-        root: the cache folder.
         folder: of the set, on disk or in a bucket.
         prepare_long: whether to make it if that takes more than half an hour or the free disk.
     """
@@ -177,9 +172,6 @@ class CachedSet:
         or else the oldest, so that sets that are made later do not change a run that resumes.
 
         Args:
-            path, flag, root, prepare_long: see :class:`CachedSet`.
-            needed: settings of the pieces that a run needs.
-            say: prints a message.
             bucket: URL of the cache, if it is in a bucket.
 
         Raises:
@@ -258,8 +250,6 @@ class CachedSet:
         """Makes it, or a part.
 
         Args:
-            say: prints a message.
-            part: which tars to make.
             sharing: number of processes that share the cores of this host for this.
         """
         shown, plan = addresses.public(self.path), self.plan
@@ -312,7 +302,6 @@ class Cached(NamedTuple):
     """A set in the cache.
 
     Attributes:
-        folder: of the set.
         source: what it was made of, as a run named it.
         videos: number of videos with pieces; None if it is incomplete.
         used_s: when a run last used it, in seconds since the epoch.
@@ -444,15 +433,7 @@ def _is_fetched(copy: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What it takes to make a set; estimated from the headers of some videos.
-
-    Attributes:
-        videos: number of videos.
-        source_bytes: their size.
-        frames: of all videos.
-        core_s: seconds of one core.
-        out_bytes: size of the pieces.
-    """
+    """What it takes to make a set; estimated from the headers of some videos."""
 
     videos: int
     source_bytes: int
@@ -671,8 +652,6 @@ class Piece(NamedTuple):
     Attributes:
         path: for messages.
         span: its place in a tar.
-        frames: number of frames.
-        look: how they are stored.
     """
 
     path: str
@@ -687,7 +666,6 @@ class Video(NamedTuple):
     Attributes:
         name: path relative to the folder or list that the set was made of.
         rate: frames per second; 0 if unknown.
-        pieces: in order.
         digest: of the name, the content, and the lengths of the pieces.
     """
 
@@ -704,12 +682,7 @@ class Video(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The table of a set. Cheap to pickle: opens its files at first use.
-
-    Attributes:
-        folder: of the set, with its tars.
-        length: number of videos.
-    """
+    """The table of a set. Cheap to pickle: opens its files at first use."""
 
     folder: str
     length: int
@@ -797,7 +770,6 @@ class Videos:
     """Some videos of a set, such as one split.
 
     Attributes:
-        table: of the set.
         chosen: their numbers in the table, int64: 8 MB for a million.
         content: digest of the videos and of their pieces.
     """

@@ -12,12 +12,7 @@ from jaxtrain.terminal import Say
 
 
 class Videos(NamedTuple):
-    """Videos of one input.
-
-    Attributes:
-        names: of the videos.
-        contents: values that are equal for equal videos.
-    """
+    """Videos of one input: their names, and values that are equal for equal videos."""
 
     names: Sequence[str]
     contents: Sequence[Hashable]
@@ -37,28 +32,17 @@ def choose(
         videos: the usable videos of ``data.path``.
         val: those of ``data.val_path``, all of which validate; None splits ``videos``.
         sizes: number of examples in each of ``videos``.
-        train_share: fraction of the examples for training.
-        source: ``data.path``, for messages.
-        say: prints which videos validate, and which are not used.
 
     Raises:
         InputError: no video is left for training, or there is only one.
     """
     names = videos.names
-    said = splits.by_name(names)
-    if said is None:
-        splits.warn_of_words(source, names, say, all_train=val is not None)
-    sides: list[splits.Side | None] = list(said or ["train"] * len(names))
+    sides = splits.decided(source, names, say, all_train=val is not None)
     decided = "words in their names"
-    if val is not None or "val" not in sides:
-        sides = ["train" if side == "train" else "test" for side in sides]
     first = dict[Hashable, str]()
-    groups = [
+    for name, content in sorted(zip(names, videos.contents, strict=True)):
         first.setdefault(content, name)
-        for name, content in sorted(zip(names, videos.contents, strict=True))
-    ]
-    in_group = dict(zip(sorted(names), groups, strict=True))
-    groups = [in_group[name] for name in names]
+    groups = [first[content] for content in videos.contents]
     if val is not None:
         say(f"{source}: the files of data.val_path validate")
     elif "val" not in sides:

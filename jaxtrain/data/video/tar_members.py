@@ -16,11 +16,7 @@ _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 
 
 def check_not_packed(path: str, flag: str) -> None:
-    """Rejects a compressed tar, because its members cannot be read without unpacking it.
-
-    Raises:
-        InputError: the tar is compressed.
-    """
+    """Rejects a compressed tar, because its members cannot be read without unpacking it."""
     if path.lower().endswith(_PACKED):
         raise InputError(
             f"{flag} {path} is a compressed tar, which cannot be read in place: decompress it to a "
@@ -57,7 +53,8 @@ def members(tar: str) -> list[tuple[str, Span]]:
     try:
         if os.path.exists(tar) and not os.path.isfile(tar):  # opening a pipe would wait forever
             raise ValueError("it is not a regular file")
-        return _list(tar)
+        with tarfile.open(tar, "r:") as file:
+            return list(_spans(tar, file))
     except OSError as error:
         raise disks.disk_trouble(
             error, f"{tar} cannot be read as a tar", "correct the path, or make it readable"
@@ -70,17 +67,13 @@ def members(tar: str) -> list[tuple[str, Span]]:
         ) from error
 
 
-def _list(tar: str) -> list[tuple[str, Span]]:
-    listed = []
-    with tarfile.open(tar, "r:") as file:
-        while (member := file.next()) is not None:
-            file.members = []  # type: ignore[attr-defined]  # each member keeps a copy of its headers
-            if not member.isreg():
-                continue
-            if member.issparse():
-                raise InputError(
-                    f"{tar}: its member {member.name} is sparse, which cannot be read in place: "
-                    "recreate the tar without --sparse"
-                )
-            listed.append((member.name, Span(tar, member.offset_data, member.size)))
-    return listed
+def _spans(tar: str, file: tarfile.TarFile) -> Iterator[tuple[str, Span]]:
+    while (member := file.next()) is not None:
+        file.members = []  # type: ignore[attr-defined]  # each member keeps a copy of its headers
+        if member.issparse():
+            raise InputError(
+                f"{tar}: its member {member.name} is sparse, which cannot be read in place: "
+                "recreate the tar without --sparse"
+            )
+        if member.isreg():
+            yield member.name, Span(tar, member.offset_data, member.size)

@@ -20,7 +20,7 @@ ENDINGS = (".mp4", ".m4v", ".mov", ".mkv")
 # By default, x264 chooses instructions, which round differently, by a frame's memory address: 18 of
 # 1,600 repeated files differed, and none with this. The bytes also depend on the number of threads,
 # by default that of the machine's cores.
-_REPEATABLE = "cpu-independent=1"
+REPEATABLE = "cpu-independent=1"
 _THREADS = 8
 _USUAL_LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1"}
 _USUAL_LAYOUTS |= {7: "6.1", 8: "7.1"}
@@ -29,11 +29,7 @@ _TAG_BT709, _TAG_BT601 = 1, 6  # ITU-T H.273 matrix coefficients
 
 
 def check_path(path: Path) -> None:
-    """Checks that a video can be written to a path.
-
-    Raises:
-        InputError: the suffix is not supported, or the path is not writable.
-    """
+    """Checks that a video can be written to a path."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(
             f"{path}: the suffix of an output video must be one of {', '.join(ENDINGS)}"
@@ -53,7 +49,7 @@ class Writer:
     sound: list[AudioStream]
 
     def __post_init__(self) -> None:
-        self._options = {"crf": str(self.crf), "preset": "fast", "x264-params": _REPEATABLE}
+        self._options = {"crf": str(self.crf), "preset": "fast", "x264-params": REPEATABLE}
         self._stream: Any = None
         self._waiting: list[av.Packet] = []
         self._copies: dict[int, Any] = {}

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 from data.text.small_text import Model, opened, sequences, silent, words_of, write
 
-from jaxtrain.data.quarantine import TooManyBroken
+from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine
 from jaxtrain.data.source import Source
 from jaxtrain.data.text import Masked, encoding, stdlib_corpus
 from jaxtrain.data.text.masking import masked_count
@@ -147,13 +146,15 @@ def test_too_many_bad_files_are_refused(tmp_path: Path) -> None:
     config = Masked(
         path=str(good), more_paths=(str(source),), batch_size=2, cache_dir=str(tmp_path / "cache")
     )
-    with pytest.raises(TooManyBroken, match=r"^7 of 12 input files are broken \(58.3%\)") as error:
-        config.open(Model(), seed=0, say=said.append)
-    assert {Path(bad.path).name for bad in error.value.bad} == {f"bad{n}.txt" for n in range(7)}
+    sources = config.open(Model(), seed=0, say=said.append)
+    assert {Path(bad.path).name for bad in sources.bad} == {f"bad{n}.txt" for n in range(7)}
     listed = [line for line in said if line.startswith("skipped: ")]
-    assert listed == [*(f"skipped: {bad}" for bad in error.value.bad[:5]), "skipped: 2 more"]
-    config = dataclasses.replace(config, max_bad_share=0.7)
-    assert len(config.open(Model(), seed=0, say=said.append).bad) == 7
+    assert listed == [*(f"skipped: {bad}" for bad in sources.bad[:5]), "skipped: 2 more"]
+    quarantine = Quarantine.open(tmp_path, 0)
+    reason = BrokenFileLimit(sources, quarantine, config.max_bad_share).stop_reason()
+    assert reason is not None
+    assert reason.startswith("7 of 12 input files are broken (58.3%)")
+    assert BrokenFileLimit(sources, quarantine, 0.7).stop_reason() is None
 
 
 def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
