@@ -98,6 +98,12 @@ METRICS = {
     "encoder_loss": _quality(
         "min", "distance to the teacher's latents, before weighting", models=_VIDEO
     ),
+    "encoder_feature_loss": _quality(
+        "min", "distance of what the decoder's first layers make of the latents", models=_VIDEO
+    ),
+    "feature_loss": _quality(
+        "min", "error of the decoder's features; 1 is that of zeros", models=_VIDEO
+    ),
     "reconstruction_loss": _quality(
         "min",
         "squared or absolute error, before the other losses are added",

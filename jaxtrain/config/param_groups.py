@@ -20,6 +20,7 @@ class Group:
         peak_lr: learning rate, constant.
         b1, b2, weight_decay: as in :class:`jaxtrain.config.Optim`.
         max_grad_norm: gradient clipping by the norm of this group; None turns it off.
+        start_step: steps before the first with this rate, at which the parameters stay as they are.
     """
 
     prefix: str
@@ -28,6 +29,7 @@ class Group:
     b2: float
     weight_decay: float
     max_grad_norm: float | None
+    start_step: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

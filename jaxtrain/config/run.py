@@ -100,8 +100,8 @@ class Optim:
     """trapezoid only: length of the final decay as a fraction of all steps, rounded down."""
     warmdown_to: bounds.ClosedFraction = 0.0
     """The learning rate at the end of the decay, as a fraction of the peak."""
-    warmdown_shape: Literal["linear", "sqrt"] = "linear"
-    """trapezoid only: the final decay. linear: 1 - p, at a fraction p of it; sqrt: 1 - sqrt(p)."""
+    warmdown_shape: Literal["linear", "sqrt", "step"] = "linear"
+    """trapezoid only: the final decay, at a fraction p: linear 1 - p, sqrt 1 - sqrt(p), step 0."""
     b1: bounds.Fraction = 0.9
     """AdamW beta1: decay of the mean of gradients, per step."""
     b2: bounds.Fraction = 0.95

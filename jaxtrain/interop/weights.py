@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import restore
-from jaxtrain.config import invocation, param_groups
+from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface
 from jaxtrain.models import from_file, weight_table
@@ -168,8 +168,8 @@ def params_for(
 ) -> tuple[Params, list[str]]:
     """Loads the initial parameters of a model from a source.
 
-    Only names and shapes must match; a model may also slice those of a wider one. Parameter groups
-    with their own optimizer, such as a discriminator, may be missing or superfluous.
+    Only names and shapes must match; a model may also slice those of a wider one. What only
+    training needs, such as a discriminator, may be missing or superfluous.
 
     Args:
         source: as in :func:`load`.
@@ -216,14 +216,13 @@ def params_for(
         weight_table.check(params, shapes, path, "Slice a source with the widths of its config")
         params = model.slicer(theirs, str(path))(params)
         notes.append("sliced: the kept channels rebuild the others")
-    groups = param_groups.separate_groups(model.optimizer_groups())
-    apart = tuple(group.prefix for group in groups.values())
+    network = weight_table.shapes_of(lambda: model.bare().build(nnx.Rngs(0)))
     fitting = {
         name: array
         for name, array in params.items()
         if name in expected and expected[name].shape == array.shape
     }
-    required = {name: array.shape for name, array in expected.items() if not name.startswith(apart)}
+    required = {name: array.shape for name, array in expected.items() if name in network}
     cure = "Use the model config that it was trained with"
     weight_table.check(params, required, path, cure, extra=False)
     notes += [

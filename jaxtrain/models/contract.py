@@ -354,7 +354,7 @@ class Model(nnx.Module):
         """Computes the training loss, which is differentiated, its weight, and metrics.
 
         Args:
-            batch: the arrays of ``batch_spec``.
+            batch: the arrays of ``batch_spec``, and in a step ``step``: completed ones, uint32 [B].
             keys_B: one typed ``jax.random`` key per example. They are the only source of
                 randomness, and each example uses its own key only, so that a run resumed with other
                 microbatches or devices draws the same numbers.

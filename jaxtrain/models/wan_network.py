@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +86,12 @@ class Architecture:
     def widest(self) -> int:
         """Returns the channels of the widest blocks."""
         return max(_MULTIPLES) * max(self.width, self.decoder_width)
+
+    @property
+    def features(self) -> tuple[tuple[int, int], ...]:
+        """Returns channels, and frames per latent, of each of the decoder's features."""
+        first = max(_MULTIPLES) * self.decoder_width
+        return (first, 1), (first if self.residual else first // 2, 2)
 
     @property
     def version(self) -> Version:
@@ -406,11 +412,16 @@ class Encoder(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Latents -> patches of pixels."""
+    """Latents -> patches of pixels.
+
+    Args:
+        sizes: the sizes.
+        whole: False ends after the features, without the later layers and their weights.
+    """
 
     remat: Remat = "none"
 
-    def __init__(self, sizes: Architecture) -> None:
+    def __init__(self, sizes: Architecture, *, whole: bool = True) -> None:
         widths = [sizes.decoder_width * multiple for multiple in (*_MULTIPLES, _MULTIPLES[-1])]
         widths.reverse()
         self.post_quant_conv = Conv(sizes.latent_channels, sizes.latent_channels, (1, 1, 1))
@@ -430,17 +441,42 @@ class Decoder(nnx.Module):
                     residual=sizes.residual,
                 )
             )
-        self.up_blocks = nnx.List(stages)
-        self.norm_out = Norm(widths[-1])
-        self.conv_out = Conv(widths[-1], 3 * sizes.patch_size**2, (3, 3, 3))
+        self.up_blocks = nnx.List(stages if whole else stages[:1])
+        if whole:
+            self.norm_out = Norm(widths[-1])
+            self.conv_out = Conv(widths[-1], 3 * sizes.patch_size**2, (3, 3, 3))
+        self.whole = whole
 
     def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Maps [B, n + 1, h, w, Z] to [B, 4 n + 1, 8 h, 8 w, C]; later n to 4 n."""
+        (x, _), memory = self.step_with_features(x_BTHWC, memory)
+        return x, memory
+
+    def step_with_features(
+        self, x_BTHWC: jax.Array, memory: Memory
+    ) -> tuple[tuple[Any, list[jax.Array]], Memory]:
+        """Also returns the outputs of the middle and of the first block that enlarges.
+
+        Their sizes are [B, n + 1, h, w, C] and [B, 2 n + 1, 2 h, 2 w, C]. Without the later layers,
+        the first result is None.
+        """
         body, of_head = memory or (None, None)
-        blocks = [self.conv_in, self.mid_block, *self.up_blocks]
-        x, left = _run(blocks, self.post_quant_conv(x_BTHWC), body, self.remat)
+        x, left = self.middle(x_BTHWC, body)
+        features = [x]
+        for blocks in (self.up_blocks[:1], self.up_blocks[1:]):
+            done = len(left)
+            x, kept = _run(blocks, x, None if body is None else body[done:], self.remat)
+            left += kept
+            features.append(x)
+        if not self.whole:
+            return (None, features[:2]), (left, None)
         x, of_head = self.conv_out.step(self.norm_out(x), of_head)
-        return x, (left, of_head)
+        return (x, features[:2]), (left, of_head)
+
+    def middle(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        """Computes the first feature; the memory begins with that of these layers."""
+        x = self.post_quant_conv(x_BTHWC)
+        return _run([self.conv_in, self.mid_block], x, memory, self.remat)
 
 
 class WanVae(nnx.Module):
@@ -448,13 +484,21 @@ class WanVae(nnx.Module):
 
     Args:
         sizes: the sizes.
-        decodes: whether it has a decoder; a teacher needs none.
+        encodes, decodes: whether it has an encoder, and a decoder.
+        whole: whether the decoder has more than what its features need.
     """
 
-    def __init__(self, sizes: Architecture, *, decodes: bool = True) -> None:
+    def __init__(
+        self,
+        sizes: Architecture,
+        *,
+        encodes: bool = True,
+        decodes: bool = True,
+        whole: bool = True,
+    ) -> None:
         self.patch_size = sizes.patch_size
-        self.encoder = Encoder(sizes)
-        self.decoder = Decoder(sizes) if decodes else None
+        self.encoder = Encoder(sizes) if encodes else None
+        self.decoder = Decoder(sizes, whole=whole) if decodes else None
         self.latents_mean = _from_file(sizes.latent_channels, theirs=None)
         self.latents_std = FromFile(jnp.ones(sizes.latent_channels), theirs=None)
 
@@ -476,6 +520,21 @@ class WanVae(nnx.Module):
         moments = in_chunks(self.encoder, to_patches(video, self.patch_size, dtype), frames)
         return normalized(moments, self.latents_mean[...], self.latents_std[...])
 
+    def decode(
+        self, latents_BLhwZ: jax.Array, dtype: jnp.dtype, *, chunk: int | None = None
+    ) -> tuple[jax.Array | None, list[jax.Array]]:
+        """Decodes normalized latents, as diffusers does, which clamps the frames.
+
+        Returns:
+            Float32 frames in [0, 1], None without the layers for them; and the features.
+        """
+        x = denormalized(latents_BLhwZ, self.latents_mean[...], self.latents_std[...])
+        step = Decoder.step_with_features
+        patches, features = in_chunks(self.decoder, x.astype(dtype), chunk, step=step)
+        if patches is None:
+            return None, features
+        return jnp.clip(to_pixels(patches, self.patch_size), 0, 1), features
+
 
 def normalized(moments_BLhwM: jax.Array, mean: jax.Array, deviation: jax.Array) -> jax.Array:
     """Returns the modes of latents as a diffusion model sees them, float32 [B, L, h, w, Z]."""
@@ -491,8 +550,13 @@ def denormalized(latents_BLhwZ: jax.Array, mean: jax.Array, deviation: jax.Array
 
 
 def in_chunks(
-    coder: Any, x_BTHWC: jax.Array, size: int | None, *, recompute: bool = False
-) -> jax.Array:
+    coder: Any,
+    x_BTHWC: jax.Array,
+    size: int | None,
+    *,
+    recompute: bool = False,
+    step: Callable[..., Any] | None = None,
+) -> Any:
     """Steps through the frames of a video: all at once, or the first and then `size` at a time.
 
     Args:
@@ -501,36 +565,41 @@ def in_chunks(
         size: frames, or latents, per chunk; None for all at once.
         recompute: whether the backward pass keeps only what one chunk leaves for the next, and
             computes each chunk again.
+        step: a method of its class; its results, trees of arrays, are joined. None is ``step``.
     """
+    method = type(coder).step if step is None else step
     if size is None:
-        return coder.step(x_BTHWC, None)[0]
+        return method(coder, x_BTHWC, None)[0]
     graph, weights = nnx.split(coder)
     # The chunks' gradients of the weights are summed in float32. In a forward pass alone, the
     # compiler drops both casts.
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
 
-    def step(wide: Any, x: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+    def run(wide: Any, x: jax.Array, memory: Memory) -> Any:
         cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, weights)
-        return nnx.merge(graph, cast).step(x, memory)
+        return method(nnx.merge(graph, cast), x, memory)
 
     if recompute:
-        step = jax.checkpoint(step)
-    y, memory = step(wide, x_BTHWC[:, :1], None)
+        run = jax.checkpoint(run)
+    y, memory = run(wide, x_BTHWC[:, :1], None)
     outputs = [y]
     count = (x_BTHWC.shape[1] - 1) // size
     if count:
         b, _, *hwc = x_BTHWC.shape
         chunks = x_BTHWC[:, 1 : 1 + count * size].reshape(b, count, size, *hwc)
 
-        def body(memory: Memory, x: jax.Array) -> tuple[Memory, jax.Array]:
-            y, memory = step(wide, x, memory)
+        def body(memory: Memory, x: jax.Array) -> tuple[Memory, Any]:
+            y, memory = run(wide, x, memory)
             return memory, y
 
+        def joined(y: jax.Array) -> jax.Array:
+            return jnp.moveaxis(y, 0, 1).reshape(b, -1, *y.shape[3:])
+
         memory, ys = lax.scan(body, memory, jnp.moveaxis(chunks, 1, 0))
-        outputs.append(jnp.moveaxis(ys, 0, 1).reshape(b, -1, *ys.shape[3:]))
+        outputs.append(jax.tree.map(joined, ys))
     if (rest := x_BTHWC[:, 1 + count * size :]).shape[1]:
-        outputs.append(step(wide, rest, memory)[0])
-    return jnp.concatenate(outputs, axis=1)
+        outputs.append(run(wide, rest, memory)[0])
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *outputs)
 
 
 def start(network: nnx.Module, rngs: nnx.Rngs, remat: Remat) -> None:

@@ -24,7 +24,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network, wan_slicing
 from jaxtrain.models.contract import Tensors
-from jaxtrain.models.video_ae.losses import Channels
+from jaxtrain.models.video_ae.losses import Channels, Teacher
 from jaxtrain.models.video_ae.reconstruction import (
     Frames,
     Reconstruction,
@@ -183,6 +183,22 @@ class Config(ReconstructionConfig):
                     about=(f"model.{name}", "model.latent_channels"),
                 )
 
+    def _check_teacher(self, teacher: Teacher) -> None:
+        """Also checks that a network has the same version, and that it teaches something."""
+        super()._check_teacher(teacher)
+        if teacher.network not in (None, self.version):
+            raise InputError(
+                f"model.teacher.network={teacher.network} has other latents than model.version="
+                f"{self.version}: set --model.teacher.network {self.version}",
+                about=("model.teacher.network", "model.version"),
+            )
+        if teacher.network is not None and not (self.teacher_encodes or teacher.decodes):
+            raise InputError(
+                "model.teacher has no effect on a frozen encoder, whose latents are the teacher's: "
+                "set --model.teacher.feature_weight 1, or --model.teacher.target teacher",
+                about=("model.teacher.feature_weight", "model.teacher.target", "model.freeze"),
+            )
+
     @property
     def mean(self) -> Numbers:
         """Returns the mean of each channel of the latents."""
@@ -218,6 +234,16 @@ class Config(ReconstructionConfig):
     def timing(self) -> Timing:
         """Returns how frames map to latents."""
         return CausalTiming()
+
+    @property
+    def features(self) -> tuple[tuple[int, int], ...]:
+        """Implements :meth:`ReconstructionConfig.features`."""
+        return self.sizes.features
+
+    @property
+    def teacher_encodes(self) -> bool:
+        """Implements :meth:`ReconstructionConfig.teacher_encodes`."""
+        return "encoder" not in self.freeze
 
     @property
     def largest_rate(self) -> float:
@@ -363,6 +389,18 @@ class WanAutoencoder(Reconstruction):
         """Maps normalized latents to float32 [B, 4 L - 3, H, W, 3], not clamped."""
         return self._video(self._coded(self.decoder, self._input(latents_BLhwZ), self.chunk))
 
+    def decode_with_features(self, latents_BLhwZ: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """Implements :meth:`Reconstruction.decode_with_features`."""
+        step = wan_network.Decoder.step_with_features
+        latents = self._input(latents_BLhwZ)
+        patches, features = self._coded(self.decoder, latents, self.chunk, step=step)
+        return self._video(patches), features
+
+    def first_features(self, latents_BLhwZ: jax.Array) -> jax.Array:
+        """Implements :meth:`Reconstruction.first_features`."""
+        latents, step = self._input(latents_BLhwZ), wan_network.Decoder.middle
+        return jnp.asarray(self._coded(self.decoder, latents, self.chunk, step=step))
+
     def encode_next(self, video_BTHW3: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         """Encodes the next frames of a video: the first one, then 4 n; returns the new memory."""
         moments, memory = self.encoder.step(self._patches(video_BTHW3), memory)
@@ -381,8 +419,9 @@ class WanAutoencoder(Reconstruction):
         """Returns the memory before the first latent."""
         return None
 
-    def _coded(self, coder: Any, x_BTHWC: jax.Array, size: int | None) -> jax.Array:
-        return wan_network.in_chunks(coder, x_BTHWC, size, recompute=self.recomputes_chunks)
+    def _coded(self, coder: Any, x_BTHWC: jax.Array, size: int | None, step: Any = None) -> Any:
+        recompute = self.recomputes_chunks
+        return wan_network.in_chunks(coder, x_BTHWC, size, recompute=recompute, step=step)
 
     def _patches(self, video_BTHW3: jax.Array) -> jax.Array:
         return wan_network.to_patches(video_BTHW3, self.patch_size, self._dtype)

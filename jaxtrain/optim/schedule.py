@@ -9,7 +9,7 @@ steps. ``T`` is the length of the run and ``w`` that of the linear warm-up, in s
 - linear: ``1 - p``;
 - constant: 1;
 - trapezoid (WSD): 1, then linear, or by ``1 - sqrt`` (https://arxiv.org/abs/2405.18392), over the
-  last ``d`` steps.
+  last ``d`` steps, or in one step before them.
 
 All but constant fall to ``warmdown_to`` instead of 0.
 
@@ -123,7 +123,8 @@ class Schedule:
             else:
                 of[label] = GroupScalars(rate, role.weight_decay)
         for label, group in self._separate.items():
-            of[label] = GroupScalars(group.peak_lr, group.weight_decay)
+            rate = group.peak_lr if done >= group.start_step else 0.0
+            of[label] = GroupScalars(rate, group.weight_decay)
         return of
 
     def scalars(self, done: int) -> Scalars:
@@ -166,8 +167,10 @@ class Schedule:
             height = left if settings.schedule == "linear" else half_cosine(1 - left)
             return settings.warmdown_to + (1 - settings.warmdown_to) * height
         down = self._down(done)
-        shape = down if settings.warmdown_shape == "linear" else math.sqrt(down)
-        return 1 + (settings.warmdown_to - 1) * shape
+        shapes = {"linear": down, "sqrt": math.sqrt(down)}
+        if settings.warmdown_shape == "step":
+            shapes["step"] = float(done >= self._total - self._warmdown)
+        return 1 + (settings.warmdown_to - 1) * shapes[settings.warmdown_shape]
 
     def _decay(self, peak_lr: float) -> float:
         """Returns the decay that the rate multiplies."""

@@ -12,6 +12,7 @@ from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import shortest_folder, shortest_path
 from jaxtrain.models import from_file
 from jaxtrain.telemetry.line import Field, Line
+from jaxtrain.training.diagnosis.canaries import DiscriminatorAlarm
 from jaxtrain.training.run_progress import RunProgress, unmet_gate
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.stopping import REASONS
@@ -31,14 +32,16 @@ class Results:
 
     Args:
         since: completed steps when this start of the run began.
+        say: prints a warning.
     """
 
-    def __init__(self, since: int) -> None:
-        self._since = since
+    def __init__(self, since: int, say: Callable[[str], None] = lambda line: None) -> None:
+        self._since, self._alarm = since, DiscriminatorAlarm(say)
         self._values = {name: array.array("d") for name in _TRAIN}
 
     def add(self, values: Mapping[str, float]) -> None:
         """Adds the metrics of a step."""
+        self._alarm.stepped(values)
         for name, of_steps in self._values.items():
             if name in values:
                 of_steps.append(values[name])

@@ -146,14 +146,14 @@ def build_train_step(
     def train_step(state: State, batch: Batch, scalars: Scalars) -> Any:
         rows = jax.tree.leaves(batch)[0].shape[0]
         positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
+        batch = batch | {"step": jnp.full(rows, state.step)}
         grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
         loss, grads = means(grads, sums)
         trained = definition.trained(state.params)
         of_step = schedule.of_step(scalars, state.step)
         updates, opt = optimizer.update(grads, state.opt, trained, scalars=of_step)
         bad, detector_state, norms = detect(state.skip_step, loss, grads, scalars.warmup)
-        metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
-        metrics |= {
+        metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()} | {
             "loss": loss,
             **norms,
             "learning_rate": recorded_rate(of_step),

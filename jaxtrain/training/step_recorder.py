@@ -122,7 +122,7 @@ class StepRecorder:
         self._slow = SlowProcesses(mesh, log.say)
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
-        self.results = Results(position.done)
+        self.results = Results(position.done, log.say)
         self.say = log.say
 
     @property

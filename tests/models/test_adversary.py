@@ -18,7 +18,7 @@ from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import adversary
 from jaxtrain.optim import build
 from jaxtrain.optim.schedule import Schedule
-from jaxtrain.training import state
+from jaxtrain.training import run_summary, state
 
 SIDE, FRAMES, CLIPS, KEPT = 32, 12, 2, 8
 SETTINGS = video_ae.Adversary(crop=16, replay=KEPT)
@@ -125,6 +125,73 @@ def test_randomness_depends_only_on_the_keys(parts: Parts) -> None:
     assert float(one[0].discriminator) != float(other[0].discriminator)
 
 
+def test_before_it_begins_it_does_nothing(parts: Parts) -> None:
+    """From then on, it does what it always does."""
+    real, fake, latents = clips()
+    key = jax.random.key(1)
+
+    @jax.jit
+    def judged(begun: jax.Array) -> Any:
+        module = parts.definition.module(parts.params, parts.extras)
+        given = real, fake, latents, jax.random.split(key, CLIPS), jnp.float32
+        return module.adversary.once_begun(begun, *given), parts.definition.extras_of(module)
+
+    outcome, extras = judged(jnp.array(False))
+    assert not any(map(np.any, outcome))
+    jax.tree.map(np.testing.assert_array_equal, extras, parts.extras)
+    begun, extras = judged(jnp.array(True))
+    outcome, wanted = parts.judge(parts.params, fake, parts.extras, real, latents, key)
+    for found, expected in zip(begun, outcome, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(np.float32(extras[name]), np.float32(array), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("start", "ramp", "shares"),
+    [(0, 0, [None] * 6), (2, 0, [0, 0, 1, 1, 1, 1]), (1, 4, [0, 0.25, 0.5, 0.75, 1, 1])],
+)
+def test_the_weight_rises_from_its_first_step(start: int, ramp: int, shares: list[Any]) -> None:
+    loss = video_ae.Adversary(start_step=start, ramp_steps=ramp)
+    found = [loss.share({"step": jnp.full(3, done, jnp.uint32)}) for done in range(6)]
+    assert [None if share is None else float(share) for share in found] == shares
+    assert loss.share({}) is None  # validations
+    if any(shares):
+        full = 1 + next(done for done, share in enumerate(shares) if share == 1)
+        assert loss.begins() == [
+            f"model.adversary begins in step {start + 1}, with all of its weight in {full}"
+        ]
+
+
+def test_a_dead_discriminator_raises_the_alarm_once(parts: Parts) -> None:
+    real, fake, latents = clips()
+    dead = {
+        name: jnp.zeros_like(array) if name.endswith(".head") else array
+        for name, array in parts.params.items()
+    }
+    outcome, _ = parts.judge(dead, fake, parts.extras, real, latents, jax.random.key(1))
+    said: list[str] = []
+    results = run_summary.Results(0, said.append)
+
+    def steps(count: int, right: float) -> None:
+        for _ in range(count):
+            results.add({"train/discriminator_accuracy": right})
+
+    steps(2000, 0.0)  # it has not begun
+    steps(499, float(outcome.right))
+    assert said == []
+    steps(501, float(outcome.right))
+    assert [line[:73] for line in said] == [
+        "warning: the discriminator's accuracy has been below 55% for 500 steps; i"
+    ]
+    steps(499, 0.99)
+    steps(1, 0.9)
+    steps(499, 0.99)
+    assert len(said) == 1
+    steps(1, 0.99)
+    assert "above 98% for 500 steps; it is always right: lower --model.adv" in said[-1]
+
+
 @pytest.mark.slow
 def test_a_trained_discriminator_corrects(parts: Parts) -> None:
     """After training on gray fakes, a correction moves them toward the real frames."""
@@ -162,6 +229,11 @@ def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
     }
     scalars = Schedule(settings, 10, groups).at(0)
     updates, moments = optimizer.update(grads, optimizer.init(params), params, scalars=scalars)
+    late = MODEL.optimizer_groups() | {
+        "adversary": dataclasses.replace(groups["adversary"], start_step=3)
+    }
+    rates = [Schedule(settings, 10, late).at(done)["adversary"].rate for done in range(5)]
+    assert rates == [0, 0, 0, 3e-4, 3e-4]
     # AdamW's first step has the size of the learning rate, plus weight decay.
     assert float(updates[kernel].max()) == pytest.approx(-(3e-4 * 1.01), rel=1e-3)
     assert float(updates[other].max()) == pytest.approx(-(1e-3 * 1.01), rel=1e-3)

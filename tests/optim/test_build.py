@@ -135,6 +135,12 @@ def test_the_rate_falls_by_one_minus_the_root() -> None:
         assert rate[step] == pytest.approx(PEAK * fraction, rel=1e-6)
 
 
+def test_the_rate_falls_in_one_step() -> None:
+    cfg = settings("trapezoid", warmdown_fraction=0.4, warmdown_to=0.1, warmdown_shape="step")
+    rate = [Schedule(cfg, 100).learning_rate(s) for s in range(10, 120)]
+    assert rate == pytest.approx([PEAK] * 50 + [0.1 * PEAK] * 60, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 def test_the_rate_falls_to_a_fraction_of_the_peak(name: str) -> None:
     full, part = (Schedule(settings(name, warmdown_to=to), 100) for to in (0.0, 0.1))

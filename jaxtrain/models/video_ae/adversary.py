@@ -20,7 +20,7 @@ Shapes: B clips, T frames, H height, W width; N windows of F successive frames, 
 latents of size h, w with C channels; S side of a crop.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
             only the decoder.
         discriminator: mean squared error of the scores; its gradient reaches only the
             discriminator.
-        right: fraction of the scores with the right sign.
+        right: fraction of the scores with the right sign, of which zeros count half.
     """
 
     decoder_B: jax.Array
@@ -199,8 +199,31 @@ class Seraena(nnx.Module):
         return Outcome(
             decoder_B=distance.reshape(clips, each).mean(1),
             discriminator=jnp.square(scores - wanted).mean(),
-            right=(jnp.sign(scores) == wanted).astype(jnp.float32).mean(),
+            right=(1 + jnp.sign(scores) * wanted).mean() / 2,
         )
+
+    def once_begun(self, begun: jax.Array, *given: Any) -> Outcome:
+        """Does what a call does, or, before the loss begins, nothing: its losses are then 0.
+
+        Args:
+            begun: whether the loss has begun, bool [].
+            given: the arguments of a call.
+        """
+        split: Any = nnx.split  # its types do not know an ellipsis after a filter
+        graph, params, rest = split(self, nnx.Param, ...)
+
+        def judge(params: Any, rest: Any) -> tuple[Outcome, Any]:
+            module = nnx.merge(graph, params, rest)
+            outcome = module(*given)
+            return outcome, split(module, nnx.Param, ...)[2]
+
+        zero = jnp.zeros((), jnp.float32)
+        nothing = Outcome(jnp.zeros(given[0].shape[0], jnp.float32), zero, zero)
+        outcome, following = lax.cond(
+            begun, judge, lambda params, rest: (nothing, rest), params, rest
+        )
+        nnx.update(self, following)
+        return outcome
 
     def _cropped(
         self, real: jax.Array, fake: jax.Array, context: jax.Array, keys_B: jax.Array

@@ -9,14 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 
-from jaxtrain.models.contract import Batch
 from jaxtrain.models.video_ae import network
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.config import Config, DecoderKind
 from jaxtrain.models.video_ae.reconstruction import Reconstruction
-from jaxtrain.models.wan_network import WanVae
 
 _DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {
     "base": network.Decoder,
@@ -46,9 +43,6 @@ class VideoAutoencoder(Reconstruction):
             self.encoder.start_as_thumbnail()
             self.decoder.start_as_thumbnail()
         self.remat = config.remat
-        self.teacher = config.teacher
-        sizes = None if config.teacher is None else config.teacher.sizes(config.latent_channels)
-        self.teacher_network = None if sizes is None else WanVae(sizes, decodes=False)
         super().__init__(config, rngs)
 
     def encode(self, video_BTHW3: jax.Array) -> jax.Array:
@@ -65,12 +59,20 @@ class VideoAutoencoder(Reconstruction):
         With other `time_downscale` or `trim`, the number of frames differs: see
         :class:`timing.Timing`.
         """
+        return self.decode_with_features(latents_BLHWC)[0]
+
+    def decode_with_features(self, latents_BLHWC: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """Implements :meth:`Reconstruction.decode_with_features`."""
         count = latents_BLHWC.shape[1]
         self.timing.check_latents(count)
         first = self.timing.dropped(count)
-        frames = self.decoder(latents_BLHWC.astype(self._dtype), self.remat, first)
+        frames, features = self.decoder(latents_BLHWC.astype(self._dtype), self.remat, first)
         later = [number - first for number in self.timing.dropped_later(range(count))]
-        return without(frames, later)
+        return without(frames, later), features[:2]
+
+    def first_features(self, latents_BLHWC: jax.Array) -> jax.Array:
+        """Implements :meth:`Reconstruction.first_features`."""
+        return self.decoder.first_features(latents_BLHWC.astype(self._dtype), self.remat)
 
     def encode_next(
         self, video_BTHW3: jax.Array, memory: list[Memory]
@@ -95,14 +97,6 @@ class VideoAutoencoder(Reconstruction):
     @property
     def _dtype(self) -> jnp.dtype:
         return self.encoder.head.kernel[...].dtype
-
-    def _teacher_latents(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
-        """Returns the teacher's latents of these frames; None without a teacher."""
-        if self.teacher is None:
-            return None
-        if self.teacher_network is None:
-            return batch["latents"]
-        return lax.stop_gradient(self.teacher_network.encode(video_BTHW3, self._dtype))
 
 
 def without(frames_BTHWC: jax.Array, dropped: Sequence[int]) -> jax.Array:

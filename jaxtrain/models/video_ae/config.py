@@ -2,17 +2,14 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxtrain.config import bounds
-from jaxtrain.errors import InputError, Problem
+from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network
 from jaxtrain.models.video_ae import (
     blocks,
@@ -23,7 +20,6 @@ from jaxtrain.models.video_ae import (
 from jaxtrain.models.video_ae.losses import Channels, Teacher
 from jaxtrain.models.video_ae.reconstruction import ReconstructionConfig
 from jaxtrain.models.weight_table import WeightTable
-from jaxtrain.storage.atomic import expanded
 
 if TYPE_CHECKING:
     from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
@@ -92,8 +88,6 @@ class Config(ReconstructionConfig):
     training starts with gray clips; thumbnail: the first channels of each layer carry the colors,
     so it starts with the mean color of each 8x8 square over the frames of a latent, and the other
     channels learn the details."""
-    teacher: Teacher | None = None
-    """Training on a teacher's latents; None turns it off."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: encoder, decoder, or longer parameter paths such as
     decoder.stages.0. They have no gradient, no weight decay, and no optimizer state, and are never
@@ -108,8 +102,6 @@ class Config(ReconstructionConfig):
         self._check_frames()
         super().check()
         self._check_init()
-        if self.teacher is not None:
-            self._check_teacher(self.teacher)
 
     def _check_frames(self) -> None:
         frames = self.timing
@@ -134,7 +126,8 @@ class Config(ReconstructionConfig):
             )
 
     def _check_teacher(self, teacher: Teacher) -> None:
-        """Checks that the teacher's network has latents of the same places and frames."""
+        """Also checks that the teacher's network has latents of the same places and frames."""
+        super()._check_teacher(teacher)
         sizes = teacher.sizes(self.latent_channels)
         if sizes is None:
             return
@@ -235,6 +228,11 @@ class Config(ReconstructionConfig):
         )
 
     @property
+    def features(self) -> tuple[tuple[int, int], ...]:
+        """Implements :meth:`ReconstructionConfig.features`."""
+        return (self.widths[0], 1), (self.widths[1], self.grows[0])
+
+    @property
     def grows(self) -> tuple[int, ...]:
         """Returns the factor of the number of frames of each stage of the decoder."""
         doublings = sum(self.time_downscale)
@@ -246,10 +244,6 @@ class Config(ReconstructionConfig):
 
         return VideoAutoencoder(self, rngs)
 
-    def bare(self) -> "Config":
-        """Returns the same network without its training-only parts."""
-        return dataclasses.replace(super().bare(), teacher=None)
-
     @property
     def largest_rate(self) -> float:
         """Returns a rate that falls with the widest layer, as Adam's updates require.
@@ -259,58 +253,6 @@ class Config(ReconstructionConfig):
         it was back at 0.16 four steps later.
         """
         return _LARGEST_RATE / max(self.encoder_width, *self.widths)
-
-    def problems(self) -> list[str]:
-        """Returns why this model cannot be trained: missing files."""
-        problems = super().problems()
-        if self.teacher is not None and self.teacher.network is not None:
-            path = self.teacher.weights
-            if path is None or not os.path.isdir(expanded(path)):
-                given = "is not set" if path is None else f"={path}: no such folder"
-                problems.append(
-                    Problem(
-                        f"model.teacher.weights{'' if path else ' '}{given}: pass the local folder "
-                        f"of {self.teacher.network}'s autoencoder in diffusers' format, or set "
-                        "--model.teacher None",
-                        "model.teacher.weights",
-                        "model.teacher",
-                    )
-                )
-        return problems
-
-    def file_weights(self) -> dict[str, np.ndarray]:
-        """Reads the weights of LPIPS and of the teacher, by dotted path in the module.
-
-        Raises:
-            InputError: the files are missing or have other contents.
-        """
-        arrays = super().file_weights()
-        sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
-        if self.teacher is not None and sizes is not None:
-            field = "model.teacher.weights"
-            if self.teacher.weights is None:
-                raise InputError(f"{field} is not set: pass the folder of {sizes.version}")
-            of_teacher = wan_network.read(expanded(self.teacher.weights), sizes, field=field)
-            arrays |= {f"teacher_network.{name}": array for name, array in of_teacher.items()}
-        return arrays
-
-    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the arrays of a batch.
-
-        With prepared latents of a teacher also `latents`, float32 [B, L, h, w, C].
-        """
-        spec = super().batch_spec(batch_size)
-        if self.teacher is not None and self.teacher.prepared:
-            latents = (batch_size, *self.latent_shape)
-            spec["latents"] = jax.ShapeDtypeStruct(latents, jnp.float32)
-        return spec
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int, int]:
-        """Returns the shape of a clip's latents, [L, h, w, C]."""
-        factor = self.space_factor
-        latents = self.timing.latent_frames(self.frames)
-        return latents, self.height // factor, self.width // factor, self.latent_channels
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
         """Returns the names of the reference; the discriminator has none."""

@@ -4,7 +4,11 @@ A section is None if its loss is off, so that no loss has a weight without its i
 """
 
 import dataclasses
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
@@ -15,16 +19,30 @@ Channels = Annotated[int, bounds.Bounds(least=1, most=4096)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher(bounds.Section):
-    """Latents of another autoencoder as training targets.
-    Computed inside the step, or once by `jaxtrain prepare latents`.
+    """Latents and frames of another autoencoder as training targets.
+    Computed inside the step; latents also once, by `jaxtrain prepare latents`.
     """
 
     section = "model.teacher"
 
     encoder_weight: bounds.Weight = 0.1
-    """Weight of the mean squared difference between the encoder's latents and the teacher's."""
+    """Weight of the mean error of the encoder's latents: their difference from the teacher's."""
+    error: Literal["squared", "absolute"] = "squared"
+    """Error of a latent, and of a feature of it (encoder_feature_weight): squared or absolute."""
+    encoder_feature_weight: bounds.Weight = 0.0
+    """Weight of the mean error of what this model's decoder makes of the encoder's latents in its
+    first layers, at the size of the latents: its difference from what they make of the teacher's.
+    An eighth of each side is not compared. Requires model.freeze decoder, and model.init_from with
+    a trained one."""
     decode: bool = False
     """Whether the decoder is trained on the teacher's latents instead of the encoder's."""
+    target: Literal["original", "teacher", "both"] = "original"
+    """What the errors of colors and LPIPS compare the reconstruction with: the original, the frames
+    that the teacher decodes (requires network), or both, each with half the weight."""
+    feature_weight: bounds.Weight = 0.0
+    """Weight of the mean squared error of features of the decoder: the outputs of its middle and of
+    its first larger layers, mapped by a trained matrix that exports lack, compared with those of
+    the teacher's decoder, and divided by the mean square of these. Requires network."""
     network: wan_network.Version | None = None
     """Autoencoder that computes the latents inside the step, from the same random clips as the
     model sees: wan2.1 or wan2.2. None uses the latents of fixed clips that `jaxtrain prepare
@@ -35,11 +53,19 @@ class Teacher(bounds.Section):
     width: Channels | None = None
     """With network: channels of its first layer. None uses those of the published weights, 96
     (wan2.1) or 160 (wan2.2)."""
+    decoder_width: Channels | None = None
+    """With target or feature_weight: channels of the network's last layer. None uses those of the
+    published weights, 96 (wan2.1) or 256 (wan2.2)."""
 
     @property
     def prepared(self) -> bool:
         """Returns whether the latents are read with the clips."""
         return self.network is None
+
+    @property
+    def decodes(self) -> bool:
+        """Returns whether the teacher's decoder runs, at least in part."""
+        return self.target != "original" or self.feature_weight > 0
 
     def sizes(self, latent_channels: int) -> wan_network.Architecture | None:
         """Returns the sizes of the network; None without one."""
@@ -47,19 +73,34 @@ class Teacher(bounds.Section):
             return None
         usual = wan_network.VERSIONS[self.network]
         return dataclasses.replace(
-            usual, latent_channels=latent_channels, width=self.width or usual.width
+            usual,
+            latent_channels=latent_channels,
+            width=self.width or usual.width,
+            decoder_width=self.decoder_width or usual.decoder_width,
         )
 
     def check(self) -> None:
         """Checks that each field has an effect."""
-        for name, value in (("weights", self.weights), ("width", self.width)):
+        for name, value in (
+            ("weights", self.weights),
+            ("width", self.width),
+            ("decoder_width", self.decoder_width),
+            ("target", None if self.target == "original" else self.target),
+            ("feature_weight", self.feature_weight or None),
+        ):
             if self.network is None and value is not None:
                 raise InputError(
                     f"model.teacher.{name}={value} has no effect without model.teacher.network: "
                     f"set --model.teacher.network {' or '.join(wan_network.VERSIONS)}",
                     about=(f"model.teacher.{name}", "model.teacher.network"),
                 )
-        if not (self.encoder_weight or self.decode):
+        if self.decoder_width is not None and not self.decodes:
+            raise InputError(
+                f"model.teacher.decoder_width={self.decoder_width} has no effect: set "
+                "--model.teacher.feature_weight 1, or --model.teacher.target teacher",
+                about=("model.teacher.decoder_width", "model.teacher.target"),
+            )
+        if not (self.encoder_weight or self.encoder_feature_weight or self.decode or self.decodes):
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
                 f"{self.decode}: the teacher has no effect; set model.teacher None",
@@ -68,7 +109,34 @@ class Teacher(bounds.Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Perceptual(bounds.Section):
+class Later(bounds.Section):
+    """A loss that may begin later than the run."""
+
+    start_step: Annotated[int, bounds.Bounds(least=0)] = 0
+    """Steps before this loss begins. Until then, it takes no time, and its metrics are 0.
+    Validations always have all of its weight."""
+    ramp_steps: Annotated[int, bounds.Bounds(least=0)] = 0
+    """Steps in which its weight rises linearly; the last of them has all of it."""
+
+    def share(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
+        """Returns the fraction of the weight in a step, float32 []; None if that is 1 in all."""
+        if "step" not in batch or self.start_step + self.ramp_steps == 0:
+            return None
+        done = batch["step"][0].astype(jnp.int32) - self.start_step
+        return jnp.clip((done + 1) / max(self.ramp_steps, 1), 0, 1)
+
+    def begins(self) -> list[str]:
+        """Returns when it begins, if that is not the start of the run."""
+        if self.start_step + self.ramp_steps == 0:
+            return []
+        full = self.start_step + max(self.ramp_steps, 1)
+        return [
+            f"{self.section} begins in step {self.start_step + 1}, with all of its weight in {full}"
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Perceptual(Later):
     """LPIPS loss: perceptual distance of two frames.
     It compares features of an AlexNet (Zhang et al. 2018, https://arxiv.org/abs/1801.03924).
     """
@@ -84,7 +152,7 @@ class Perceptual(bounds.Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adversary(bounds.Section):
+class Adversary(Later):
     """Adversarial loss, with a discriminator.
     The discriminator corrects frames: Seraena (https://github.com/madebyollin/seraena).
 

@@ -8,6 +8,7 @@ that the groups before it left, so a video of any length needs only the memory o
 Shapes: B clips, T frames, H height, W width, C channels; L latents in time. Layout BTHWC.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -198,12 +199,20 @@ class _AnyDecoder(nnx.Module):
 
     def __call__(
         self, latents_BLHWC: jax.Array, remat: blocks.VideoRemat, first_frame: int
-    ) -> jax.Array:
-        """Decodes latents to [B, T, H, W, 3], not clamped, without frames before `first_frame`."""
-        x = self.first_layers(latents_BLHWC)
-        for stage in self.stages[:-1]:
-            x = stage.enlarged(blocks.run(stage.blocks, x, remat))
-        return self._frames(blocks.run(self.stages[-1].blocks, x, remat), remat, first_frame)
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Decodes latents to [B, T, H, W, 3], not clamped, without frames before `first_frame`.
+
+        Also returns the outputs of the memory blocks of each stage but the last, with all frames.
+        """
+        features = [self.first_features(latents_BLHWC, remat)]
+        for stage, following in itertools.pairwise(self.stages):
+            x = blocks.run(following.blocks, stage.enlarged(features[-1]), remat)
+            features.append(x)
+        return self._frames(features.pop(), remat, first_frame), features
+
+    def first_features(self, latents_BLHWC: jax.Array, remat: blocks.VideoRemat) -> jax.Array:
+        """Computes the output of the first stage's memory blocks."""
+        return blocks.run(self.stages[0].blocks, self.first_layers(latents_BLHWC), remat)
 
     def step(
         self, latents_BLHWC: jax.Array, memory: list[Memory]

@@ -17,14 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 
 from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
+from jaxtrain.models import wan_network
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
-from jaxtrain.models.video_ae import augment, lpips, quality, samples, timing
+from jaxtrain.models.video_ae import augment, blocks, lpips, quality, samples, timing
 from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
+from jaxtrain.models.weight_table import shapes_of
+from jaxtrain.ops.layers import FromFile
 from jaxtrain.storage.atomic import expanded
 
 _LEAST_SIDE = 16
@@ -32,6 +36,10 @@ Side = Annotated[int, bounds.Bounds(least=1, most=2**15)]
 Frames = Annotated[int, bounds.Bounds(least=1, most=2**16)]
 _DISCRIMINATOR = "adversary.discriminator."
 _SAMPLE_CLIPS = 3
+_LEAST_LATENTS = 3  # along a side, of which one is left without a border
+_LEAST_SQUARE = 1e-12
+_ERRORS = {"squared": jnp.square, "absolute": jnp.abs}
+_OF_TEACHER = ("encoder_loss", "encoder_feature_loss", "feature_loss")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +66,16 @@ class ReconstructionConfig(ModelConfig):
     """The LPIPS loss and metric; None turns it off."""
     adversary: Adversary | None = None
     """The discriminator and its loss; None turns it off."""
+    teacher: Teacher | None = None
+    """Training on a teacher's latents and frames; None turns it off."""
 
     def check(self) -> None:
         """Checks sizes of clips and of what sees them."""
         self._check_size()
         if self.adversary is not None:
             self._check_adversary(self.adversary)
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
 
     def _check_size(self) -> None:
         factor = self.space_factor
@@ -104,10 +116,38 @@ class ReconstructionConfig(ModelConfig):
                 about="model.adversary.crop",
             )
 
+    def _check_teacher(self, teacher: Teacher) -> None:
+        if not teacher.encoder_feature_weight:
+            return
+        field = f"model.teacher.encoder_feature_weight={teacher.encoder_feature_weight}"
+        if "decoder" not in self.freeze:
+            raise InputError(
+                f"{field} compares features of a decoder that is not trained meanwhile: set "
+                "--model.freeze decoder, and --model.init_from to the run that trained it",
+                about=("model.teacher.encoder_feature_weight", "model.freeze"),
+            )
+        _, high, wide, _ = self.latent_shape
+        if min(high, wide) < _LEAST_LATENTS:
+            raise InputError(
+                f"{field}: without a border, nothing is left of {high}x{wide} latents: use clips "
+                f"and crops of at least {_LEAST_LATENTS * self.space_factor} pixels",
+                about=("model.teacher.encoder_feature_weight", "model.height", "model.width"),
+            )
+
     @property
     def space_factor(self) -> int:
         """Returns the pixels per latent along a side."""
         raise NotImplementedError
+
+    @property
+    def features(self) -> tuple[tuple[int, int], ...]:
+        """Returns channels, and frames per latent, of each of the decoder's features."""
+        raise NotImplementedError
+
+    @property
+    def teacher_encodes(self) -> bool:
+        """Returns whether a teacher's network encodes; otherwise the encoder is the teacher's."""
+        return True
 
     @property
     def timing(self) -> timing.Timing:
@@ -116,7 +156,7 @@ class ReconstructionConfig(ModelConfig):
 
     def bare(self) -> Self:
         """Returns the same network without its training-only parts."""
-        return dataclasses.replace(self, perceptual=None, adversary=None)
+        return dataclasses.replace(self, perceptual=None, adversary=None, teacher=None)
 
     def problems(self) -> list[str]:
         """Returns why this model cannot be trained: missing files."""
@@ -133,27 +173,51 @@ class ReconstructionConfig(ModelConfig):
                             "model.perceptual",
                         )
                     )
+        if self.teacher is not None and self.teacher.network is not None:
+            path = self.teacher.weights
+            if path is None or not os.path.isdir(expanded(path)):
+                given = "is not set" if path is None else f"={path}: no such folder"
+                problems.append(
+                    Problem(
+                        f"model.teacher.weights{'' if path else ' '}{given}: pass the local folder "
+                        f"of {self.teacher.network}'s autoencoder in diffusers' format, or set "
+                        "--model.teacher None",
+                        "model.teacher.weights",
+                        "model.teacher",
+                    )
+                )
         return problems
 
     def file_weights(self) -> dict[str, np.ndarray]:
-        """Reads the weights of LPIPS, by dotted path in the module.
+        """Reads the weights of LPIPS and of the teacher, by dotted path in the module.
 
         Raises:
             InputError: the files are missing or have other contents.
         """
-        if self.perceptual is None:
-            return {}
-        backbone = self.perceptual.backbone
-        _, arrays = lpips.read(
-            expanded(self.perceptual.weights),
-            None if backbone is None else expanded(backbone),
-            "alex",
-        )
-        return {f"lpips.{name}": array for name, array in arrays.items()}
+        found: dict[str, np.ndarray] = {}
+        if self.perceptual is not None:
+            backbone = self.perceptual.backbone
+            _, arrays = lpips.read(
+                expanded(self.perceptual.weights),
+                None if backbone is None else expanded(backbone),
+                "alex",
+            )
+            found |= {f"lpips.{name}": array for name, array in arrays.items()}
+        sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
+        if self.teacher is not None and sizes is not None:
+            field = "model.teacher.weights"
+            if self.teacher.weights is None:
+                raise InputError(f"{field} is not set: pass the folder of {sizes.version}")
+            folder, decodes = expanded(self.teacher.weights), self.teacher.decodes
+            of_teacher = wan_network.read(folder, sizes, decodes=decodes, field=field)
+            used = shapes_of(lambda: _teacher_network(self), FromFile)
+            found |= {f"teacher_network.{name}": of_teacher[name] for name in used}
+        return found
 
     def formulas(self) -> list[str]:
-        """Says if the loss compares only some frames of a clip."""
-        return self.timing.unused(self.frames)
+        """Says if the loss compares only some frames of a clip, and which losses begin later."""
+        later = [loss for loss in (self.perceptual, self.adversary) if loss is not None]
+        return self.timing.unused(self.frames) + [line for loss in later for line in loss.begins()]
 
     def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
         """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""
@@ -168,6 +232,7 @@ class ReconstructionConfig(ModelConfig):
                 b2=settings.b2,
                 weight_decay=settings.weight_decay,
                 max_grad_norm=settings.max_grad_norm,
+                start_step=settings.start_step,
             )
         return groups
 
@@ -175,14 +240,25 @@ class ReconstructionConfig(ModelConfig):
         """Returns the arrays of a batch.
 
         `video` uint8 [B, T, H, W, 3], `augment` float32 [B, 5] (augment.FACTORS), `weight` float32
-        [B].
+        [B]; with prepared latents of a teacher also `latents`, float32 [B, L, h, w, C].
         """
         shape = (batch_size, self.frames, self.height, self.width, 3)
-        return {
+        spec = {
             "video": jax.ShapeDtypeStruct(shape, jnp.uint8),
             "augment": jax.ShapeDtypeStruct((batch_size, augment.FACTORS), jnp.float32),
             "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
         }
+        if self.teacher is not None and self.teacher.prepared:
+            latents = (batch_size, *self.latent_shape)
+            spec["latents"] = jax.ShapeDtypeStruct(latents, jnp.float32)
+        return spec
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Returns the shape of a clip's latents, [L, h, w, C]."""
+        factor = self.space_factor
+        latents = self.timing.latent_frames(self.frames)
+        return latents, self.height // factor, self.width // factor, self.latent_channels
 
     def _nearest(self, size: int) -> int:
         """Returns the valid size nearest to `size`, at least 16."""
@@ -196,10 +272,12 @@ class Reconstruction(Model):
 
     Args:
         config: the config.
-        rngs: for the discriminator, so a subclass first draws its own parameters.
+        rngs: for the discriminator and the projections, so a subclass first draws its own
+            parameters.
     """
 
-    teacher: Teacher | None = None
+    chunk: int | None = None
+    """Latents that a teacher encodes or decodes at a time, after the first; None for all."""
 
     def __init__(self, config: ReconstructionConfig, rngs: nnx.Rngs) -> None:
         self.timing = config.timing
@@ -207,12 +285,33 @@ class Reconstruction(Model):
         self.reconstruction_weight = config.reconstruction_weight
         self.reconstruction_error = config.reconstruction_error
         self.lpips = None if config.perceptual is None else lpips.Lpips()
-        self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
+        self.perceptual, self.adversarial = config.perceptual, config.adversary
         self.adversary = _adversary(config, rngs)
+        self.teacher = config.teacher
+        self.teacher_network = _teacher_network(config)
+        self.projections = _projections(config, rngs)
+
+    def decode_with_features(self, latents_BLHWC: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """Returns what ``decode`` does, and the features that ``ReconstructionConfig`` lists.
+
+        Features before the first decoded frame are dropped later, if there are any.
+        """
+        raise NotImplementedError
+
+    def first_features(self, latents_BLHWC: jax.Array) -> jax.Array:
+        """Returns the first of these features."""
+        raise NotImplementedError
 
     def _teacher_latents(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
-        """Returns the teacher's latents of these frames; None without a teacher."""
-        return None
+        """Returns the teacher's latents of these frames; None without a teacher's encoder."""
+        if self.teacher is None:
+            return None
+        if self.teacher_network is None:
+            return batch["latents"]
+        if self.teacher_network.encoder is None:
+            return None
+        found = self.teacher_network.encode(video_BTHW3, self._dtype, chunk=self.chunk)
+        return lax.stop_gradient(found)
 
     @property
     def _dtype(self) -> jnp.dtype:
@@ -232,16 +331,20 @@ class Reconstruction(Model):
         video, weight_B = _to_float(batch["video"]), batch["weight"]
         out = self._outputs(video, batch, augment.augment(video, batch["augment"]))
         weight = weight_B.sum()
-        total, metrics = self._losses(out, weight_B, weight)
+        total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
         metrics["psnr"] = _frame_sums(quality.psnr(out.target, shown), weight_B)[:2]
-        if self.adversary is not None:
-            adversarial = self.adversary(
-                out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
-            )
+        if self.adversary is not None and self.adversarial is not None:
+            given = out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
+            share = self.adversarial.share(batch)
+            factor: Any = self.adversarial.weight
+            if share is None:
+                adversarial = self.adversary(*given)
+            else:
+                adversarial, factor = self.adversary.once_begun(share > 0, *given), factor * share
             correction = (adversarial.decoder_B * weight_B).sum()
             # The discriminator's own loss trains only the discriminator, so it needs no weight.
-            total += self.adversary.weight * correction + adversarial.discriminator * weight
+            total += factor * correction + adversarial.discriminator * weight
             metrics |= {
                 "adversary_loss": (correction, weight),
                 "discriminator_loss": (adversarial.discriminator * weight, weight),
@@ -254,15 +357,14 @@ class Reconstruction(Model):
         weight_B = batch["weight"]
         out = self._outputs(_to_float(batch["video"]), batch)
         weight = weight_B.sum()
-        total, metrics = self._losses(out, weight_B, weight)
+        total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
         measured: Sums = {
             "loss": (total, weight),
             "psnr": _frame_sums(quality.psnr(out.target, shown), weight_B),
             "ssim": _frame_sums(quality.ssim(out.target, shown), weight_B),
         }
-        if self.teacher is not None:
-            measured["encoder_loss"] = metrics["encoder_loss"]
+        measured |= {name: sums for name, sums in metrics.items() if name in _OF_TEACHER}
         if self.lpips is not None:
             of_frames = self._lpips_BT(out.target, shown, jnp.float32)  # as in `evaluate`
             measured["lpips"] = _frame_sums(of_frames, weight_B)
@@ -308,26 +410,44 @@ class Reconstruction(Model):
             "latents": (numbered, []),
         }
 
-    def _losses(
-        self, out: "_Outputs", weight_B: jax.Array, weight: jax.Array
-    ) -> tuple[jax.Array, Sums]:
+    def _losses(self, out: "_Outputs", batch: Batch, weight: jax.Array) -> tuple[jax.Array, Sums]:
         """Returns the weighted sum of the losses without randomness, and each loss."""
-        error_of = jnp.square if self.reconstruction_error == "squared" else jnp.abs
-        error = (error_of(out.reconstruction - out.target).mean((1, 2, 3, 4)) * weight_B).sum()
-        total = self.reconstruction_weight * error
-        metrics: Sums = {"reconstruction_loss": (error, weight)}
-        if self.teacher is not None:
-            assert out.teacher_latents is not None, "there is a teacher"
-            encoder_error = (
-                jnp.square(out.encoded - out.teacher_latents).mean((1, 2, 3, 4)) * weight_B
-            ).sum()
-            total += self.teacher.encoder_weight * encoder_error
-            metrics["encoder_loss"] = (encoder_error, weight)
-        if self.lpips is not None:
-            of_frames = self._lpips_BT(out.target, out.reconstruction, self._dtype)
-            distance = (of_frames.mean(1) * weight_B).sum()
-            total += self.perceptual_weight * distance
-            metrics["perceptual_loss"] = (distance, weight)
+        total, metrics, across = jnp.zeros(()), Sums(), (1, 2, 3, 4)
+
+        def add(name: str, factor: float | jax.Array, error_B: jax.Array) -> None:
+            nonlocal total
+            error = (error_B * batch["weight"]).sum()
+            total += factor * error
+            metrics[name] = (error, weight)
+
+        distance = _ERRORS[self.reconstruction_error]
+        errors = [distance(out.reconstruction - each).mean(across) for each in out.targets]
+        add("reconstruction_loss", self.reconstruction_weight, _mean(errors))
+        if self.teacher is not None and out.teacher_latents is not None:
+            distance = _ERRORS[self.teacher.error]
+            error_B = distance(out.encoded - out.teacher_latents).mean(across)
+            add("encoder_loss", self.teacher.encoder_weight, error_B)
+            if self.teacher.encoder_feature_weight:
+                others = out.encoded if self.teacher.decode else out.teacher_latents
+                one, other = (_inside(x) for x in (out.features[0], self.first_features(others)))
+                error_B = distance(one - other).mean(across)
+                add("encoder_feature_loss", self.teacher.encoder_feature_weight, error_B)
+        if self.teacher is not None and self.projections is not None:
+            pairs = zip(self.projections, out.features, out.teacher_features, strict=True)
+            errors = [_relative_error(project(own), theirs) for project, own, theirs in pairs]
+            add("feature_loss", self.teacher.feature_weight, _mean(errors))
+        if self.perceptual is not None:
+
+            def distance_B() -> jax.Array:
+                given = out.reconstruction, self._dtype
+                return _mean([self._lpips_BT(each, *given).mean(1) for each in out.targets])
+
+            share = self.perceptual.share(batch)
+            if share is None:
+                add("perceptual_loss", self.perceptual.weight, distance_B())
+            else:
+                error_B = lax.cond(share > 0, distance_B, lambda: jnp.zeros_like(batch["weight"]))
+                add("perceptual_loss", self.perceptual.weight * share, error_B)
         return total, metrics
 
     def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array, dtype: Any) -> jax.Array:
@@ -345,12 +465,29 @@ class Reconstruction(Model):
         teacher_latents = self._teacher_latents(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
         decoder_input = teacher_latents if from_teacher and teacher_latents is not None else encoded
+        features, teacher_features, targets = list[jax.Array](), list[jax.Array](), [target]
+        settings = self.teacher
+        if settings is not None and (settings.feature_weight or settings.encoder_feature_weight):
+            reconstruction, features = self.decode_with_features(decoder_input)
+        else:
+            reconstruction = self.decode(decoder_input)
+        if settings is not None and settings.decodes:
+            assert self.teacher_network is not None, "only a network decodes"
+            latents = lax.stop_gradient(encoded if teacher_latents is None else teacher_latents)
+            frames, teacher_features = self.teacher_network.decode(
+                latents.astype(jnp.float32), self._dtype, chunk=self.chunk
+            )
+            if frames is not None:
+                targets = [target, frames] if settings.target == "both" else [frames]
         return _Outputs(
             target=target,
-            reconstruction=self.decode(decoder_input).astype(jnp.float32),
+            targets=targets,
+            reconstruction=reconstruction.astype(jnp.float32),
+            features=features,
             encoded=encoded.astype(jnp.float32),
             decoder_input=decoder_input,
             teacher_latents=teacher_latents,
+            teacher_features=teacher_features,
         )
 
 
@@ -358,18 +495,80 @@ class _Outputs(NamedTuple):
     """Inputs and outputs of encoder and decoder for a batch.
 
     Attributes:
-        target: frames to reconstruct, float32 [B, T, H, W, 3].
+        target: the original frames, float32 [B, T, H, W, 3].
+        targets: frames to reconstruct, each with the same weight: the original, the teacher's.
         reconstruction: frames, not clamped, float32 [B, T, H, W, 3].
+        features: of our decoder, if a loss compares them.
         encoded: our latents, float32 [B, L, h, w, C].
         decoder_input: the latents that were decoded: ours, or the teacher's.
-        teacher_latents: the teacher's latents; None without a teacher.
+        teacher_latents: the teacher's latents; None without a teacher's encoder.
+        teacher_features: of the teacher's decoder, if it runs.
     """
 
     target: jax.Array
+    targets: list[jax.Array]
     reconstruction: jax.Array
+    features: list[jax.Array]
     encoded: jax.Array
     decoder_input: jax.Array
     teacher_latents: jax.Array | None
+    teacher_features: list[jax.Array]
+
+
+def _mean(errors: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack(errors).mean(0)
+
+
+def _inside(x_BLhwC: jax.Array) -> jax.Array:
+    """Removes an eighth of each side, rounded up; float32.
+
+    The zeros around a frame change the features there, and a student of such features had blobs
+    near its corners (https://github.com/madebyollin/taesd/issues/11).
+    """
+    high, wide = (-(-side // 8) for side in x_BLhwC.shape[2:4])
+    return x_BLhwC[:, :, high:-high, wide:-wide].astype(jnp.float32)
+
+
+def _relative_error(own_BLhwR: jax.Array, theirs_BThwC: jax.Array) -> jax.Array:
+    """Returns each clip's squared error, divided by the mean square of the teacher's features.
+
+    The channels of ours are those of each of the R / C frames that the teacher has for one. The
+    teacher has no frames before the first one.
+    """
+    theirs = lax.stop_gradient(theirs_BThwC.astype(jnp.float32))
+    b, t, h, w, c = theirs.shape
+    own = own_BLhwR.astype(jnp.float32).reshape(b, -1, h, w, own_BLhwR.shape[-1] // c, c)
+    own = own.transpose(0, 1, 4, 2, 3, 5).reshape(b, -1, h, w, c)[:, -t:]
+    error, scale = (jnp.square(x).mean((1, 2, 3, 4)) for x in (own - theirs, theirs))
+    return error / jnp.maximum(scale, _LEAST_SQUARE)
+
+
+def _teacher_network(config: ReconstructionConfig) -> Any:
+    """Returns what runs of a teacher's network, :class:`wan_network.WanVae`; None without one."""
+    teacher = config.teacher
+    sizes = None if teacher is None else teacher.sizes(config.latent_channels)
+    if teacher is None or sizes is None:
+        return None
+    whole = teacher.target != "original"
+    return wan_network.WanVae(
+        sizes, encodes=config.teacher_encodes, decodes=teacher.decodes, whole=whole
+    )
+
+
+def _projections(config: ReconstructionConfig, rngs: nnx.Rngs) -> nnx.List[Any] | None:
+    """Returns the layers that map each feature to the teacher's; None without their loss."""
+    teacher = config.teacher
+    sizes = None if teacher is None else teacher.sizes(config.latent_channels)
+    if teacher is None or sizes is None or not teacher.feature_weight:
+        return None
+    return nnx.List(
+        [
+            blocks.Pointwise(channels, theirs * (count // frames), use_bias=True, rngs=rngs)
+            for (channels, frames), (theirs, count) in zip(
+                config.features, sizes.features, strict=True
+            )
+        ]
+    )
 
 
 def _adversary(config: ReconstructionConfig, rngs: nnx.Rngs) -> Seraena | None:

@@ -161,6 +161,8 @@ class Opened:
             for name, array in read.items()
             if name.startswith("batch.")
         }
+        steps = np.full(run.data.batch_size, self.meta["step"], np.uint32)
+        with_step = batch | {"step": jax.device_put(steps, placed)}
         before = dataclasses.replace(setup.target, params=read["params"], extras=read["extras"])
         before = self._completed(before, weights)
         gradients = build_gradients(
@@ -176,7 +178,7 @@ class Opened:
             setup.rule.mesh,
             before.params,
             before.extras,
-            batch,
+            with_step,
             self.meta["examples_seen"],
         )
         if not origin.is_reproduced:  # the rest of the state is needed only for this

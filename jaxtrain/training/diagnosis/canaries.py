@@ -10,9 +10,9 @@ A canary asks what costs almost nothing beside a validation:
 - did the validation change?
 - is the average of the parameters, which is validated, far worse than the parameters?
 
-Each warns once. A run ends, with an exit code after which launchers do not restart it, where
-nothing can change any more, where a masked LM has not learned more than the frequencies for long,
-or where a gate of ``loop.gates`` is not met.
+Each warns once; so does what :class:`DiscriminatorAlarm` finds in all steps. A run ends, with an
+exit code after which launchers do not restart it, where nothing can change any more, where a masked
+LM has not learned more than the frequencies for long, or where a gate of ``loop.gates`` is not met.
 """
 
 import itertools
@@ -40,6 +40,8 @@ _STUCK_SHARE, _STUCK_VALIDATIONS, _STUCK_WITHIN = 0.25, 5, 0.01
 # The average follows the parameters within about this many of its time constants.
 _SETTLED = 5.0
 _FAR_WORSE = 1.5  # times the loss of the parameters themselves
+# A discriminator that is nearly always right, or hardly better than chance, for so many steps.
+_ALARM_STEPS, _NEVER, _ALWAYS = 500, 0.55, 0.98
 
 
 class Canaries:
@@ -194,6 +196,35 @@ class Canaries:
         if kind not in self._said:
             self._said.add(kind)
             self._say(f"warning: {line}")
+
+
+class DiscriminatorAlarm:
+    """Warns of a discriminator from which a decoder cannot learn.
+
+    Args:
+        say: prints a warning.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._what, self._steps = "", 0
+
+    def stepped(self, values: Mapping[str, float]) -> None:
+        """Receives the metrics of a step, by full name."""
+        right = values.get("train/discriminator_accuracy", 0.0)  # 0 before it begins
+        what = ""
+        if right > _ALWAYS:
+            what = f"above {_ALWAYS:.0%}"
+        elif 0 < right < _NEVER:
+            what = f"below {_NEVER:.0%}"
+        self._steps = self._steps + 1 if what == self._what else 1
+        self._what = what
+        if what and self._steps == _ALARM_STEPS:
+            why = "it is always right: lower" if right > _ALWAYS else "it learns nothing: raise"
+            self._say(
+                f"warning: the discriminator's accuracy has been {what} for {_ALARM_STEPS} steps; "
+                f"{why} --model.adversary.peak_lr, or set --model.adversary None"
+            )
 
 
 @jax.jit
