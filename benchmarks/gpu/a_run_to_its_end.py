@@ -34,10 +34,11 @@ TINY = (
     *("--model.encoder_width", "8", "--model.decoder_widths", "16", "8", "8", "8"),
     *("--model.init", "random", "--model.adversary", "None", "--optim.muon", "None"),
     *("--data.crop", "None", "--data.crops_per_clip", "1", "--data.max_frame_delta", "1"),
+    *("--data.max_crop_scale", "1"),
     *("--data.batch_size", "1", "--data.workers", "0", "--data.train_split", "0.8"),
     *("--loop.eval_examples", "2"),
 )
-CLIPS = ("--frames", "12", "--height", "480", "--width", "720")  # as it validates
+CLIPS = ("--frames", "13", "--height", "480", "--width", "720")  # as it validates
 TINY_CLIPS = ("--frames", "8", "--height", "32", "--width", "32")
 PARTS = 10  # of a run: each ends with a validation and a checkpoint
 KILLED_AFTER = 5.4
