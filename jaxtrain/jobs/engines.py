@@ -430,6 +430,16 @@ def _result(ray: Any, reference: Any) -> Any:
     return result
 
 
+def _begun(begin: Begin[Any, Any], stamp: str, installed: str, cpus: int) -> Callable[[Any], Any]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers already use all cores
+    if stamp != installed:
+        raise InputError(
+            f"the Ray node {socket.gethostname()} has {installed}, but this command has {stamp}: "
+            "install the same versions, because they determine the results"
+        )
+    return begin(Worker(0, cpus))
+
+
 class _Actor:
     """Begins once in a Ray actor. Its method returns errors, which Ray would wrap."""
 
@@ -463,14 +473,7 @@ class _Actor:
                     f"GPUs: {versions.install('cuda12')} there, or pass --ray-gpus 0 to use CPUs"
                 )
         begin, more, stamp = ray.get(shared[0])
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers already use all cores
-        if stamp != (installed := _stamp(*more)):
-            raise InputError(
-                f"the Ray node {socket.gethostname()} has {installed}, but this command has "
-                f"{stamp}: install the same versions, because they determine the results"
-            )
-        process: Callable[[Any], Any] = begin(Worker(0, cpus))
-        return process
+        return _begun(begin, stamp, _stamp(*more), cpus)
 
 
 def _connected(address: str, say: Callable[[str], None]) -> Any:

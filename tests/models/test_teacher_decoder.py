@@ -190,9 +190,11 @@ def test_a_narrow_wan_learns_from_a_wide_one(folder: Path) -> None:
     made.params |= own
     grads, out, metrics = made.run("feature_loss")
     latents, frames = teachers_own(folder)
-    mean, deviation = (getattr(network, f"latents_{name}")[...] for name in ("mean", "std"))
+    mean, deviation = (
+        np.asarray(getattr(network, f"latents_{name}")[...]) for name in ("mean", "std")
+    )
     # The student's own mean and deviation are 0 and 1, so its latents are others.
-    np.testing.assert_allclose(out.encoded, latents * deviation + mean, atol=1e-4)
+    np.testing.assert_allclose(out.encoded, np.asarray(latents) * deviation + mean, atol=1e-4)
     assert out.targets[1].shape == frames.shape
     assert np.any(grads["decoder.up_blocks.0.upsamplers.0.resample.kernel"])
     assert not np.any(grads["decoder.up_blocks.1.resnets.0.conv1.kernel"])

@@ -25,6 +25,7 @@ LARGER_IS_BETTER = {
     **dict.fromkeys(("accuracy", "psnr", "ssim"), "max"),
     **dict.fromkeys(("loss", "lpips", "pseudo_perplexity", "bits_per_byte"), "min"),
     **dict.fromkeys(("encoder_loss", "reconstruction_loss", "perceptual_loss"), "min"),
+    **dict.fromkeys(("encoder_feature_loss", "feature_loss"), "min"),
 }
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr")
 
