@@ -5,7 +5,7 @@ decoder learns to decode them. Weights with the shapes of TAEHV's `taew2_2`. Dif
 `taehv_h100_1`, the published recipe with Muon, in the model, in its random initial parameters, and
 in the crops: of 64x64, the teacher makes only 4x4 latents. No run has been made yet.
 
-Guide: docs/guides/video-autoencoder.md, "Teacher". A specialist would prepare the latents once
+Guide: docs/guides/distill.md. A specialist would prepare the latents once
 (`prepare latents`): the teacher does most of the step's work. On 8 GPUs:
 `--mesh.fsdp 8 --data.batch_size 64 --loop.steps 100000`.
 

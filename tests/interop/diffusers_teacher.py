@@ -372,7 +372,7 @@ def test_newer_classes_decode_their_latents(newer: Path) -> None:
 
 def test_the_guide_has_the_sizes_of_each_class() -> None:
     """As the classes have them by default, if they do."""
-    guide = Path(__file__).parents[2] / "docs/guides/video-autoencoder.md"
+    guide = Path(__file__).parents[2] / "docs/guides/distill.md"
     row = r"`(AutoencoderKL\w+)` \| (\d+)x\2(?:x(\d+))? \| (\d+) \|"
     written: dict[str, list[tuple[int, int, int]]] = {}
     for name, pixels, frames, channels in re.findall(row, guide.read_text()):
