@@ -155,7 +155,6 @@ class Count:
 
         Args:
             newest: the newest checkpoint now.
-            started: whether there was a start.
         """
         lost = bool(self.lost(newest))
         later = isinstance(newest, int) and not (
@@ -502,7 +501,6 @@ class Launcher:
         """Counts a start that has ended; returns whether another one may help.
 
         Args:
-            code: the exit code.
             end: what happens if not.
         """
         start = f"ended with {_named(code)}, and"
@@ -521,7 +519,6 @@ class Launcher:
 
         Args:
             start: what happened, for messages.
-            started: whether there was a start.
 
         Returns:
             What the run lacks; "" if nothing.

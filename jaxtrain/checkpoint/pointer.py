@@ -76,12 +76,10 @@ class Pointer:
     """The content of a pointer.
 
     Attributes:
-        step: number of completed steps.
         saved: UTC time, such as ``2026-01-31T09:00:00Z``.
         data: folder of the files in the run, such as ``checkpoints/files/12-0123456789abcdef``.
         meta: from the caller of :meth:`jaxtrain.checkpoint.saver.CheckpointSaver.save`.
         arrays: name -> ``{"shape": ..., "dtype": ...}``.
-        files: every file.
     """
 
     step: int
@@ -98,9 +96,7 @@ class Pointer:
         After a crash, a pointer must not exist without its files.
 
         Args:
-            folder: of the files.
             meta: JSON-able, with the step.
-            arrays: see above.
 
         Raises:
             OSError: a file cannot be read.
@@ -125,7 +121,6 @@ class Pointer:
         """Reads the stored form.
 
         Args:
-            content: of the file.
             step: from its name.
 
         Raises:
@@ -161,14 +156,7 @@ class Pointer:
         return sum(size for size, _ in self.files.values())
 
     def missing(self, run_dir: Path) -> str:
-        """Returns why files are missing, by their names and sizes; "" if none is.
-
-        Args:
-            run_dir: the run directory.
-
-        Raises:
-            OSError: the disk does not respond.
-        """
+        """Returns why files are missing, by their names and sizes; "" if none is."""
         for name, (size, _) in self.files.items():
             try:
                 size_now = (run_dir / self.data / name).stat().st_size
@@ -180,9 +168,6 @@ class Pointer:
 
     def damage(self, run_dir: Path) -> str:
         """Returns how the files differ from what was saved; "" if they do not. Reads all of them.
-
-        Args:
-            run_dir: the run directory.
 
         Raises:
             OSError: a file cannot be read at the moment, so its damage is unknown.
@@ -246,13 +231,7 @@ def run_of(path: Path) -> Path:
 
 
 def read(path: Path) -> Pointer:
-    """Reads a pointer on disk.
-
-    Raises:
-        Damaged: it is missing or damaged.
-        InputError: another version of jaxtrain wrote it.
-        OSError: the disk does not respond.
-    """
+    """Reads a pointer on disk."""
     try:
         if step_of(path.name) is None and not is_aside(path):
             raise FileNotFoundError
@@ -279,11 +258,7 @@ def verify(path: Path) -> str:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a pointer is intact and its files exist; reads none of them.
-
-    Raises:
-        OSError: the disk does not respond.
-    """
+    """Whether a pointer is intact and its files exist; reads none of them."""
     try:
         return not read(path).missing(run_of(path))
     except Damaged:

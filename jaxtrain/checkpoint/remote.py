@@ -39,16 +39,7 @@ _AT_ONCE = 8  # files
 
 
 class RemoteRun:
-    """The checkpoints of a run in a bucket.
-
-    Args:
-        bucket: of the run's URL.
-        say: prints a line.
-
-    Attributes:
-        bucket: see above.
-        store: its checkpoints.
-    """
+    """The checkpoints of a run in a bucket."""
 
     def __init__(self, bucket: Bucket, say: Say) -> None:
         self.bucket, self._say = bucket, say
@@ -61,7 +52,6 @@ class RemoteRun:
 
         Args:
             name: of its pointer.
-            run_dir: the run directory.
 
         Returns:
             Its damage in the bucket; "" if it is intact on disk now.
@@ -104,9 +94,6 @@ class RemoteRun:
     def forget(self, run_dir: Path) -> None:
         """Deletes checkpoints on disk that the bucket has no longer.
 
-        Args:
-            run_dir: the run directory, which nothing else writes to.
-
         Raises:
             OSError: the disk does not let it.
         """
@@ -118,11 +105,7 @@ class RemoteRun:
         CheckpointStore(Folder(run_dir)).collect()
 
     def _check_sizes(self, data: str, sizes: Mapping[str, int]) -> None:
-        """Checks that the bucket has files of a checkpoint, by their names and sizes.
-
-        Raises:
-            Damaged: it does not.
-        """
+        """Checks that the bucket has files of a checkpoint, by their names and sizes."""
         stored = self.bucket.sizes(data)
         for name, size in sizes.items():
             size_stored = stored.get(f"{data}/{name}")

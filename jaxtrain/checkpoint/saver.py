@@ -47,8 +47,6 @@ class SaveFailed(RunAgain):
     All processes of a run raise it for the same save, whichever process failed.
 
     Attributes:
-        step: of the checkpoint.
-        why: a short reason.
         reported: whether it was already reported to the user.
     """
 
@@ -64,11 +62,9 @@ class Save:
     """A checkpoint that this process has written.
 
     Attributes:
-        step: completed steps.
         kinds: ``checkpoints``, ``best``, or both.
         data: folder of its files in the run directory (:data:`pointer.FILES`).
         content: its pointer; for a run in a bucket, one that lists this process's files.
-        last_equal: see :class:`CheckpointSaver`.
     """
 
     step: int
@@ -257,7 +253,6 @@ class CheckpointSaver:
 
         Args:
             step: the last one whose replay gave the same result.
-            why: the reason.
 
         Raises:
             OSError: one cannot be moved.
@@ -265,11 +260,7 @@ class CheckpointSaver:
         self._store.set_aside_after(step, SUSPECT, why)
 
     def wait(self) -> None:
-        """Waits until the background save is complete and older checkpoints are deleted.
-
-        Raises:
-            SaveFailed: it failed.
-        """
+        """Waits until the background save is complete and older checkpoints are deleted."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -278,11 +269,7 @@ class CheckpointSaver:
             raise failure
 
     def close(self) -> None:
-        """Waits for the last save, then frees the threads. Closing again does nothing.
-
-        Raises:
-            SaveFailed: the last save failed.
-        """
+        """Waits for the last save, then frees the threads. Closing again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -347,9 +334,7 @@ class CheckpointSaver:
         """Waits for Orbax, completes the checkpoint, deletes older ones.
 
         Args:
-            save: the checkpoint, without its pointer.
             describe: returns the pointer; called by the owner of the folder.
-            failure: why the save has already failed; "" if it has not.
         """
         written = self._await_orbax()
         failure = failure or written or _failure_of(self._check_mounted)
@@ -375,11 +360,7 @@ class CheckpointSaver:
             self._delete_old()
 
     def _commit(self, save: Save) -> None:
-        """Writes the pointers; none of them is new if one cannot be written.
-
-        Raises:
-            OSError: one cannot be written.
-        """
+        """Writes the pointers; none of them is new if one cannot be written."""
         old = [kind for kind in save.kinds if self._store.data_folder(kind, save.step) == save.data]
         try:
             self._store.commit(save.kinds, save.step, save.content)

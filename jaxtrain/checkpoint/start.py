@@ -102,8 +102,6 @@ class Flags:
     """The flags that a start depends on.
 
     Attributes:
-        resume: the value of ``--resume``; None without the flag.
-        again: ``--again``.
         init_from: the config's ``model.init_from``, "" if it has none.
         launch: the value of ``$JAXTRAIN_LAUNCH``; "" without one.
     """
@@ -130,11 +128,7 @@ class Recorded:
 
     @classmethod
     def of(cls, place: Place, checkpoints: CheckpointCandidates) -> "Recorded":
-        """Reads it.
-
-        Raises:
-            InputError, OSError, RunAgain: see :meth:`Intent.read`.
-        """
+        """Reads it."""
         intent = Intent.read(place)
         newest = max((step for kind in KINDS for step in checkpoints.steps(kind)), default=None)
         if intent is not None and intent.kind == "step":  # others were there before
@@ -151,7 +145,6 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> tuple[Intent | None,
     """Applies the table above, before any checkpoint is read; a pure function.
 
     Args:
-        flags: of this start.
         recorded: of earlier ones.
         shown: the run directory or its URL, for messages.
 
@@ -285,11 +278,9 @@ def open_start(
     """Decides, records the intent before anything slow, and verifies the checkpoint. Process 0.
 
     Args:
-        flags: of this start.
         place: the run directory or bucket, which is locked.
         checkpoints: in it.
         cache_root: for what is fetched from another run's bucket.
-        say: prints a line.
 
     Raises:
         InputError: refused.

@@ -130,11 +130,7 @@ class Folder:
 
 
 class BucketFolder:
-    """A run in a bucket.
-
-    Args:
-        bucket: the run's folder.
-    """
+    """A run in a bucket."""
 
     def __init__(self, bucket: "Bucket") -> None:
         self.bucket = bucket
@@ -298,7 +294,6 @@ class CheckpointStore:
         Args:
             kinds: ``checkpoints``, ``best``, or both; later steps in the others stay. Or
                 :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`, whose reason is in the metadata.
-            step: completed steps.
             content: of the pointer.
         """
         if BAD_STEP in kinds:
@@ -413,7 +408,6 @@ class CheckpointStore:
 
         Args:
             keep: number of checkpoints to keep.
-            every: steps between checkpoints.
             last_equal: the last step whose replay gave the same result, if steps are replayed.
             milestones: steps between checkpoints that are kept forever; None keeps none.
         """

@@ -100,9 +100,7 @@ class Uploader:
     """A run in a bucket. All processes create one and make the same calls.
 
     Args:
-        bucket: the run's folder.
         directory: the folder of this process in the cache.
-        say: prints a line.
         expires_s: see :class:`jaxtrain.storage.lease.Lease`.
 
     Attributes:
@@ -358,7 +356,6 @@ class Uploader:
 
         Args:
             step: the last one whose replay gave the same result.
-            why: the reason.
 
         Returns:
             Why that has failed for ten minutes; "" if it is done.

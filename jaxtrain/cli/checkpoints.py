@@ -61,10 +61,6 @@ def main(flags: commands.Checkpoints) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
     Checkpoints that were moved to ``aside/`` do not count.
-
-    Raises:
-        InputError: wrong use.
-        RunAgain: the disk does not respond.
     """
     if flags.keep_aside and not flags.prune:
         raise InputError("--keep-aside N requires --prune")

@@ -35,11 +35,7 @@ _LONGEST_STEM = 150  # bytes
 
 
 def main(flags: commands.Evaluate) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or nothing can be measured.
-    """
+    """Runs the command."""
     if files.is_absent(flags.data):  # whether it fits depends on the model
         raise InputError(
             f"--data {flags.data}: no such file or folder; pass a folder of videos, a video, or a "
@@ -175,13 +171,7 @@ def _make_empty(folder: Path) -> None:
 
 
 class Image(NamedTuple):
-    """An image of a clip.
-
-    Attributes:
-        video: name of the file.
-        title: of the image.
-        png: content of a PNG file.
-    """
+    """An image of a clip."""
 
     video: str
     title: str
@@ -210,11 +200,7 @@ def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
 
 
 def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None:
-    """Refuses flags of the other kind of model.
-
-    Raises:
-        InputError: one of them is not its default.
-    """
+    """Refuses flags of the other kind of model."""
     defaults = {field.name: field.default for field in dataclasses.fields(flags)}
     for name in names:
         if (value := getattr(flags, name)) != defaults[name]:

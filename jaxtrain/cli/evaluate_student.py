@@ -43,11 +43,7 @@ class Pair(NamedTuple):
 
 
 def load(flags: commands.Evaluate) -> Pair:
-    """Loads both.
-
-    Raises:
-        InputError: one cannot be loaded, or flags do not go together.
-    """
+    """Loads both."""
     if len(flags.sources) > 1:
         raise InputError(
             f"--teacher {flags.teacher}: {len(flags.sources)} models given; pass one student"
@@ -90,7 +86,6 @@ class Findings(NamedTuple):
     """What was measured.
 
     Attributes:
-        names: of the student and the teacher.
         kept: how much of the teacher the student keeps, in one line.
         tables: all numbers.
         notes: sentences about them.
@@ -104,11 +99,7 @@ class Findings(NamedTuple):
     content: dict[str, Any]
 
     def text(self, about: str) -> str:
-        """Returns what the console shows.
-
-        Args:
-            about: the clips.
-        """
+        """Returns what the console shows."""
         lines = [about, *self.names]
         for title, head, rows in self.tables:
             lines += ["", formats.columns([(title, *head), *rows], {0})]
@@ -118,8 +109,6 @@ class Findings(NamedTuple):
         """Writes the page of ``--report``.
 
         Args:
-            out: the file.
-            about: the clips.
             worst: for each of the clips with the lowest PSNR, its video, a title, and a PNG file.
         """
         parts = [

@@ -15,12 +15,7 @@ from jaxtrain.storage import atomic, bucket, run_marker
 
 
 def main(flags: commands.FindNan) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or the run has no saved bad step.
-        RunAgain: the disk or the bucket does not respond.
-    """
+    """Runs the command."""
     atomic.check_writable("--json", flags.json)
     path = _bad_step_of(flags.run)
     # They import jax, which takes seconds.

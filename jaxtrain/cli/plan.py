@@ -19,11 +19,7 @@ _SHOWN = 3  # alternatives that fit
 
 
 def main(flags: commands.Plan) -> int:
-    """Runs the command; returns 0 if the run fits, 3 if it does not.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs the command; returns 0 if the run fits, 3 if it does not."""
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _plan(flags)

@@ -31,17 +31,7 @@ _MORE = (
 
 
 def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
-    """Trains, and returns the exit code.
-
-    Args:
-        arguments: the command line, without the program.
-        signals: entered.
-        groups: the commands, for the help.
-
-    Raises:
-        InputError: wrong use or input.
-        RunAgain: something outside of jaxtrain is full or temporarily missing.
-    """
+    """Trains, and returns the exit code."""
     if "--version" in arguments:
         from jaxtrain import versions
 
@@ -85,10 +75,6 @@ def in_worker(request: dict[str, Any], send: Send) -> None:
     Args:
         request: ``arguments``, as of the command line.
         send: receives the message.
-
-    Raises:
-        InputError: wrong use or input.
-        RunAgain: something outside of jaxtrain is full or temporarily missing.
     """
     from jaxtrain.jobs import worker_process
 

@@ -22,21 +22,12 @@ from jaxtrain.training import state_size
 
 
 def main(flags: commands.Export | commands.Import) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or weights of an unknown model.
-    """
+    """Runs the command."""
     return export_to(flags) if isinstance(flags, commands.Export) else import_from(flags)
 
 
 def export_to(flags: commands.Export) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or the source has no model that can be exported.
-        RunAgain: the Hub cannot be reached now.
-    """
+    """Runs the command."""
     _check(flags)
     source = hub.local(flags.source)
     if flags.target is not None:
@@ -111,25 +102,14 @@ def _other_form(model: Any, name: str, *, folder: bool) -> str:
 
 
 class _Written(NamedTuple):
-    """What was written.
-
-    Attributes:
-        path: the file or folder.
-        model: the model's name.
-    """
+    """What was written."""
 
     path: Path
     model: str
 
 
 def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
-    """Writes the files of a model.
-
-    Args:
-        flags: of the command.
-        source: the model.
-        target: the file or folder; an existing folder for ``--push``.
-    """
+    """Writes the files of a model."""
     loaded = weights.load(source)
     name = from_file.name_of(loaded.model)
     folder = flags.format == "hf"
@@ -208,11 +188,7 @@ _SHAPES = ("patch_size", "latent_channels", "decoder")
 
 
 def import_from(flags: commands.Import) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or weights of an unknown model.
-    """
+    """Runs the command."""
     flags = dataclasses.replace(flags, source=hub.local(flags.source))
     if huggingface.is_model_folder(flags.source):
         return _import_folder(flags)

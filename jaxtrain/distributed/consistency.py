@@ -47,7 +47,6 @@ def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]
     """Collects what must be the same in all processes: kind -> name -> value.
 
     Args:
-        run: the config.
         flags: command-line flags that change the computation.
     """
     leaves = jax.tree_util.tree_leaves_with_path(

@@ -41,7 +41,6 @@ def announced(
 
     Args:
         what: describes it, such as ``"process 3 of 4"``; called from another thread.
-        say: prints a line.
     """
     began, over = time.monotonic(), threading.Event()
 

@@ -39,7 +39,6 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     processes are on this machine.
 
     Args:
-        environment: ``os.environ``.
         simulate_devices: number of virtual CPU devices in all processes together; None for the
             real devices.
 
@@ -92,7 +91,6 @@ def check_same_program(run: config.Run, flags: Mapping[str, Any]) -> None:
     """Checks that config, code, and packages are the same in all processes, before compilation.
 
     Args:
-        run: the config.
         flags: command-line flags that change the computation.
 
     Raises:

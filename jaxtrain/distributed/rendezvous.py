@@ -75,7 +75,6 @@ def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
 
     Args:
         cluster: the run's processes, as seen by this one.
-        environment: ``os.environ``.
 
     Raises:
         InputError: two processes have the same number, one is outside the range, or they disagree

@@ -70,7 +70,6 @@ class Watchdog:
         """Sets the run directory, which gets the stacks, and what prints the last line.
 
         Args:
-            directory: of the run.
             say: takes the line and the exit code.
         """
         self._directory, self._say = directory, say

@@ -29,7 +29,6 @@ class Result(NamedTuple):
     """How a metric developed.
 
     Attributes:
-        unit: of the metric.
         first, last, best: values; None if all were NaN/Inf.
         best_step: step of ``best``.
         nonfinite: number of NaN/Inf records.

@@ -83,7 +83,6 @@ def comparison(title: str, answer: Sequence[object], runs: Sequence[RecordedRun]
     """Returns the page of a comparison: its answer, and the curves of all runs.
 
     Args:
-        title: what is compared.
         answer: the elements above the curves.
         runs: of all pairs; those of a side have the same color.
     """

@@ -21,7 +21,6 @@ class RecordedRun:
     """The contents of a run directory.
 
     Attributes:
-        directory: the run directory.
         label: the run's name on the page, unique on the page.
         config: contents of ``config.json``; {} if the file is missing.
         records: records of ``metrics.jsonl``, ordered by step.
@@ -91,8 +90,6 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
     """Reads a run directory; unreadable files are listed in ``problems``.
 
     Args:
-        directory: the run directory.
-        label: the run's name on the page.
         own: whether the calling process is the run itself, at its end. It must not check the run's
             lock: closing the file would release the lock.
     """

@@ -45,13 +45,7 @@ def heading(runs: Sequence[RecordedRun], index: int) -> Html:
 def side_by_side(
     runs: Sequence[RecordedRun], rows: Iterable[tuple[object, Cell]], *, mark: bool = False
 ) -> Html:
-    """Builds a table with a column for each run; omits rows without any value.
-
-    Args:
-        runs: the runs of the page.
-        rows: the name of each row, and what gives its cells.
-        mark: whether to highlight rows whose cells differ.
-    """
+    """Builds a table with a column for each run; omits rows without any value."""
     shown = []
     for name, cell in rows:
         cells = [cell(run) for run in runs]
@@ -173,7 +167,6 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
     """Builds the placeholder for the charts, their controls, and the table of results.
 
     Args:
-        runs: the runs of the page.
         notes: sentences about what the curves do not show.
     """
 

@@ -53,8 +53,6 @@ class Attempt:
     """One start of the run.
 
     Attributes:
-        start: its ``start`` event.
-        events: all its events, including ``start``.
         began: when the process started, seconds since 1970.
         last: time of its last event, seconds since 1970.
         end: its ``end`` event; None if it was killed or is still running.

@@ -22,9 +22,6 @@ def counted(
     there, the count is part of that line.
 
     Args:
-        what: name of the task, such as "cutting".
-        things: what is counted, such as "videos".
-        total: their number.
         before: how many an earlier start completed.
         say: prints the plain lines.
 

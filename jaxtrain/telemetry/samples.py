@@ -19,9 +19,6 @@ class SampleFiles:
 
     Samples that cannot be written are retried with the next one and at the end of the run. After a
     rollback, the samples of abandoned steps are removed.
-
-    Args:
-        directory: the run directory.
     """
 
     name = FOLDER
@@ -33,11 +30,7 @@ class SampleFiles:
         self._last: int | None = None  # files of later steps must still be removed
 
     def handle(self, event: Sample | Rewound) -> None:
-        """Writes a sample, or removes the samples of abandoned steps.
-
-        Raises:
-            OSError: some samples could not be written or removed; the next call retries them.
-        """
+        """Writes a sample, or removes the samples of abandoned steps."""
         if isinstance(event, Rewound):
             last = event.step if event.validated else event.step - 1
             self._last = last if self._last is None else min(last, self._last)

@@ -39,9 +39,6 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
     Args:
         folder: ``tensorboard/`` of the run.
         values: config values by full name, such as ``"optim.peak_lr"``; JSON-able.
-
-    Raises:
-        OSError: it could not be written; an older one is kept.
     """
     shown = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
@@ -74,11 +71,7 @@ class TensorBoard:
         return max([int(time.time()), *(stamp + 1 for stamp in earlier)])
 
     def handle(self, event: Metrics | Sample | Rewound) -> None:
-        """Writes an event; after a rewind, TensorBoard hides the later steps of earlier events.
-
-        Raises:
-            OSError: it could not be written; it is written before the next one.
-        """
+        """Writes an event; after a rewind, TensorBoard hides the later steps of earlier events."""
         if isinstance(event, Rewound):
             if any(self._folder.glob("*tfevents*")):
                 start = SessionLog(status=SessionLog.START)

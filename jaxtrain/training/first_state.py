@@ -44,16 +44,7 @@ def first_state(
     *,
     shown: str,
 ) -> State:
-    """Returns a new state, or that of a checkpoint.
-
-    Args:
-        setup: of the step.
-        init_from: weights for a new state; None for random ones.
-        start_from: the checkpoint; None without one.
-        meta: of the run.
-        say: prints a line.
-        shown: the checkpoint as it is printed.
-    """
+    """Returns a new state, or that of a checkpoint."""
     file_weights = weights_from_files(setup)
     meta.file_weights = checksums(file_weights)
     if start_from is None:
@@ -93,17 +84,7 @@ def progress_of(
     resumed: bool,
     has_best: Callable[[int], bool],
 ) -> RunProgress:
-    """Returns what the run directory has recorded of the run up to a position.
-
-    Args:
-        setup: of the step.
-        directory: of the run.
-        position: where the run continues.
-        examples: digest of what validates.
-        say: prints why the validations so far do not count.
-        resumed: whether the run continues one in this directory.
-        has_best: whether the best checkpoint of a step exists; called in process 0.
-    """
+    """Returns what the run directory has recorded of the run up to a position."""
     run = setup.run
     criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
     if not resumed:
@@ -158,12 +139,6 @@ def _first_values(
     setup: StepSetup, init_from: str | None, file_weights: Mapping[str, np.ndarray], say: Say
 ) -> State:
     """Returns a new state, with the values that the model loads from files.
-
-    Args:
-        setup: of the step.
-        init_from: local path of the initial parameters, if any.
-        file_weights: from :func:`weights_from_files`.
-        say: prints notes on the parameters.
 
     Raises:
         InputError: the values in a file do not match the model.

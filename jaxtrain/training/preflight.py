@@ -27,7 +27,6 @@ def check(run: config.Run, *, resumes: bool) -> None:
 
     Args:
         run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
-        resumes: whether ``--resume`` is set, so that the parameters come from a checkpoint.
 
     Raises:
         InputError: contains every problem.
@@ -42,11 +41,6 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
 
     It does nothing for a correct command line: :func:`check` looks for the other problems once all
     processes of the run are connected.
-
-    Args:
-        run: the config.
-        flags: of the command line.
-        other_problems: messages about overrides that could not be applied to the config.
 
     Raises:
         InputError: contains every problem.
@@ -157,13 +151,7 @@ def _resume(resumed: str | None, output_dir: Path | None) -> Iterator[str]:
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:
-    """Finds missing input files and folders, without opening or downloading anything.
-
-    Args:
-        run: the config.
-        resumes: whether the run resumes from a checkpoint.
-        data: whether to check the data, too.
-    """
+    """Finds missing input files and folders, without opening or downloading anything."""
     if run.model.init_from is not None and not resumes:
         try:
             if bucket.is_bucket(run.model.init_from):

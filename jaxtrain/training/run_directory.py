@@ -96,12 +96,6 @@ def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = 
     It is ``output_dir``, or with ``--resume latest``, the directory of the run of this config that
     saved last, or a new ``root/NAME/<UTC time>``.
 
-    Args:
-        name: of the config.
-        output_dir: the flag's value.
-        resume: the flag's value.
-        root: contains ``NAME/<UTC time>/``.
-
     Returns:
         The absolute path.
 
@@ -176,7 +170,6 @@ def check_shared(directory: Path, cure: str = _SHARE) -> None:
     be a different, writable folder on each host, and the parts of a checkpoint would be scattered.
 
     Args:
-        directory: process 0 has created it.
         cure: what to do if they do not.
 
     Raises:
@@ -244,11 +237,6 @@ def write_config(
     directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
     """Writes ``config.json``, and the same for TensorBoard; does nothing in processes other than 0.
-
-    Args:
-        directory: of the run.
-        resolved: the config, from :func:`jaxtrain.config.to_dict`.
-        say: prints a warning if it cannot be written; each checkpoint contains the config, too.
     """
     if jax.process_index() != 0:
         return
@@ -325,11 +313,7 @@ def _make_new(parent: Path) -> Path:
 
 
 def problems_of_name(output_dir: str | None) -> Iterator[str]:
-    """Finds out whether checkpoints can be written to a run directory with this name.
-
-    Args:
-        output_dir: the flag's value; None is a folder of the working directory.
-    """
+    """Finds out whether checkpoints can be written to a run directory with this name."""
     directory = _absolute(output_dir or ".")
     try:
         os.fsencode(directory).decode("utf-8")
@@ -341,12 +325,7 @@ def problems_of_name(output_dir: str | None) -> Iterator[str]:
 
 
 def problems(output_dir: str, flags: start.Flags) -> Iterator[str]:
-    """Finds what prevents a run from using a directory; removes the probes that it creates.
-
-    Args:
-        output_dir: the flag's value.
-        flags: the others that decide where the run starts.
-    """
+    """Finds what prevents a run from using a directory; removes the probes that it creates."""
     directory = _absolute(output_dir)
     missing = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
@@ -381,7 +360,6 @@ def take(directory: Path, say: Callable[[str], None], keep: Collection[str] = fr
     a folder that is not a run's.
 
     Args:
-        directory: of the run.
         say: receives a warning if the file system does not support locks.
         keep: folders of checkpoint files that stay without a pointer.
 
@@ -406,11 +384,6 @@ def point_latest(
     """Writes into ``root/latest`` which run below ``root`` is the newest (``atomic.LATEST``).
 
     It writes nothing if the file already names this run, as after most saves.
-
-    Args:
-        directory: of the run.
-        root: contains ``NAME/<UTC time>/``.
-        say: prints a warning if that fails, which does not end the run.
     """
     root = root.absolute()
     if jax.process_index() or root not in directory.parents:
@@ -427,7 +400,6 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
     """Removes temporary files of the run's own files that killed processes left.
 
     Args:
-        directory: of the run.
         alone: whether no other process of a run writes there; otherwise see
             :func:`jaxtrain.storage.atomic.remove_leftovers`. A command may write the report.
     """

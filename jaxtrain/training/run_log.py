@@ -31,11 +31,6 @@ _CUT_OFF_S = 1.0
 class RunLog(events.EventLog):
     """The log of one start of a run. Entering it opens the console; :meth:`open` adds the files.
 
-    Args:
-        signals: may end the process during a long call.
-        watchdog: may end the process, too.
-        quiet: print only warnings and errors.
-
     Attributes:
         phases: the open phase of the run.
         directory: the run directory, once :meth:`open` was called.
@@ -78,13 +73,9 @@ class RunLog(events.EventLog):
         """Opens the files of the run directory, which receive all later events.
 
         Args:
-            run: the config.
-            directory: of the run.
             resumed_from: the checkpoint that the run resumes from, as it is printed; None for a
                 new run.
             position: completed steps and examples seen at that checkpoint.
-            arguments: of the command line.
-            track: the trackers.
             described: the directory as it is printed; "" for its path.
         """
 
@@ -128,11 +119,7 @@ class RunLog(events.EventLog):
         super().say(text)
 
     def started(self, total: int) -> None:
-        """Logs the start of the run, whose length is now known.
-
-        Args:
-            total: steps of the complete run.
-        """
+        """Logs the start of the run, whose length is now known."""
         assert self._start is not None, "open() comes first"
         self.emit(self._start(total))
         self._start = None
@@ -142,7 +129,6 @@ class RunLog(events.EventLog):
         """Logs the open phase and how this start of the run ended; does so once.
 
         Args:
-            code: exit code.
             why: the reason in one line.
             diverged: whether bad steps are the reason; a gate or a canary has its exit code.
         """

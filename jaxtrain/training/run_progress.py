@@ -83,12 +83,7 @@ class Validated:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best validation so far.
-
-    Attributes:
-        validated: that validation.
-        validations_since: the number of later ones, without improvement.
-    """
+    """The best validation so far."""
 
     validated: Validated
     validations_since: int = 0
@@ -99,7 +94,6 @@ class UnmetGate:
     """A gate of ``loop.gates`` that a validation did not meet.
 
     Attributes:
-        gate: the gate.
         done: completed steps of the validation that decided it.
         value: of the gate's metric.
     """
@@ -118,13 +112,9 @@ class RunProgress:
     """The content of ``progress.json``. All processes have the same; process 0 writes it.
 
     Args:
-        directory: of the run.
-        criterion: how this run compares validations.
-        validations: so far.
         last_equal: the last step whose replay had the same result; None if steps are not replayed.
 
     Attributes:
-        last_equal: see above.
         validation_due: whether the state was not validated although it should be, because a stop
             interrupted its validation: a resumed run begins with it.
     """
@@ -154,12 +144,6 @@ class RunProgress:
 
         Other hosts may see an outdated file on a network disk, and early stopping must be the same
         in all processes.
-
-        Args:
-            directory: of the run that is resumed.
-            criterion: of this start.
-            position: from which it continues.
-            say: receives a line if the file is damaged.
 
         Raises:
             InputError, RunAgain: in all processes, if the disk does not respond.
@@ -193,11 +177,7 @@ class RunProgress:
         )
 
     def write(self) -> None:
-        """Writes the file, in process 0.
-
-        Raises:
-            OSError: it is as before.
-        """
+        """Writes the file, in process 0."""
         content = {
             "last_equal": self.last_equal,
             "validations": [entry.to_json() for entry in self._validations],
@@ -238,12 +218,7 @@ class RunProgress:
         return any(entry.seen == position.seen for entry in self._validations)
 
     def add(self, position: Position, values: Mapping[str, float]) -> bool:
-        """Adds a validation; returns whether its state is the best so far.
-
-        Args:
-            position: of the state.
-            values: by metric name.
-        """
+        """Adds a validation; returns whether its state is the best so far."""
         examples, finite = self._criterion.examples, _finite_or_nan(values)
         validated = Validated(position.done, position.seen, examples, finite)
         self._validations = [entry for entry in self._validations if entry.seen != position.seen]

@@ -28,12 +28,7 @@ _LEAST_WINDOW = 3
 
 
 class Results:
-    """Collects the training metrics of each step, which the end-of-run summary compares.
-
-    Args:
-        since: completed steps when this start of the run began.
-        say: prints a warning.
-    """
+    """Collects the training metrics of each step, which the end-of-run summary compares."""
 
     def __init__(self, since: int, say: Callable[[str], None] = lambda line: None) -> None:
         self._since, self._alarm = since, DiscriminatorAlarm(say)
@@ -88,16 +83,7 @@ def _mean(values: Sequence[float]) -> str:
 def ending(
     run: config.Run, done: int, total: int, decision: int, stopped_early: bool, why: str = ""
 ) -> str:
-    """Returns why a run has ended, and how many of its steps are done.
-
-    Args:
-        run: the config.
-        done: completed steps.
-        total: steps of the complete run.
-        decision: of :class:`jaxtrain.training.stopping.Stopping`.
-        stopped_early: whether early stopping ended the run.
-        why: of a decision at a validation.
-    """
+    """Returns why a run has ended, and how many of its steps are done."""
     if decision:
         reason = f"{REASONS[decision]}: {why}" if why else REASONS[decision]
         return f"{reason}; {done} of {total} steps are done and saved"
@@ -110,14 +96,7 @@ def ending(
 
 
 def nothing_to_do(run: config.Run, done: int, total: int, run_progress: RunProgress) -> str | None:
-    """Returns why there is nothing left to train; None if there is something.
-
-    Args:
-        run: the config.
-        done: completed steps.
-        total: steps of the complete run.
-        run_progress: of the run.
-    """
+    """Returns why there is nothing left to train; None if there is something."""
     if unmet := unmet_gate(run.loop, run_progress):
         return (
             f"nothing to do: gate {unmet.gate} was not met after {unmet.done} steps; to continue "
@@ -168,16 +147,9 @@ def print_summary(
     """Prints the results of a complete run, its directory, and at most three commands.
 
     Args:
-        run: the config.
-        program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
         directory: of the run, or its URL.
-        results: metrics of this start.
-        validations: of the complete run.
         example_file: an input file on which to try the model; "" prints a placeholder.
-        stopped_early: whether early stopping ended the run.
-        processes: the number of processes, each of which needs the command line.
-        say: prints a line.
     """
     for line in results.lines(validations):
         say(line)
@@ -204,10 +176,6 @@ def usages(run: config.Run, arguments: Sequence[str]) -> tuple[str, str]:
     """Returns the commands that use and export the model, see ``ModelConfig.usage``.
 
     With ``--config``, if the model is not part of jaxtrain.
-
-    Args:
-        run: the config.
-        arguments: of the command line.
     """
     commands = (run.model.usage, run.model.export_usage)
     if from_file.file_of(run.model) is None or "--config" not in arguments[:-1]:
@@ -224,8 +192,6 @@ def write_report(directory: Path, say: Callable[[str], None], largest: float = m
     A failure is only a warning.
 
     Args:
-        directory: of the run.
-        say: prints a line.
         largest: bytes of records above which it is not written.
     """
     try:
@@ -259,10 +225,8 @@ def resume_command(
     """Returns the command that resumes a run; if no command does, an explanation.
 
     Args:
-        program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
         directory: of the run, or its URL.
-        longer: overrides that replace those in ``arguments``.
     """
     if not arguments:
         changes = ", ".join(f'"{name[2:]}": {value}' for name, value in (longer or {}).items())
@@ -283,7 +247,6 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     """Returns the command that looks for overrides with which a run fits its GPUs.
 
     Args:
-        program: the command before the arguments.
         arguments: of the command line; if empty, so is the command.
     """
     if not arguments:
@@ -296,7 +259,6 @@ def find_nan_command(program: str, config_name: str, directory: Path | str) -> s
     """Returns the command that examines the bad step that a run has saved.
 
     Args:
-        program: the command before the arguments.
         config_name: a shipped config, or the path of a file, which may define the model.
         directory: of the run, or its URL.
     """

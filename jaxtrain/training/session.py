@@ -81,8 +81,6 @@ def start(run: config.Run, flags: RunFlags, signals: StopSignals) -> int:
 
     Args:
         run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
-        flags: of the command line.
-        signals: entered.
 
     Raises:
         InputError: wrong use or input.

@@ -88,26 +88,14 @@ class TrainSetup:
     """Everything the training loop needs.
 
     Attributes:
-        run: the config.
-        total: steps of the complete run.
-        directory: of the run.
         state: the first state; :meth:`take_state` releases it.
         step: compiled; (state, batch, scalars) -> (state, metrics).
-        schedule: makes the scalars of each step.
         before_step: called before each step with the number of completed steps and the state; it
             starts the profiler for ``--profile``.
         batches: the global training batches from the run's position on.
         example_file: path of an input file, on which a user can try the model; may be empty.
-        evaluator: validates a state; None for a run without validation.
-        canaries: judge each validation.
-        recorder: records the metrics of each step, and counts steps.
-        save_policy: saves checkpoints, and keeps track of the best validation.
-        rollback: restores a checkpoint after too many bad steps.
         replay: computes a step twice; None without ``loop.replay_every``.
-        stopping: whether the processes have agreed to stop.
-        log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
-        uploader: of a run in a bucket; None for one on disk.
     """
 
     run: config.Run
@@ -151,13 +139,6 @@ def open_training(
     still_alive: Callable[[], None],
 ) -> Iterator[TrainSetup | int]:
     """Opens everything the training loop needs, and closes it at the end.
-
-    Args:
-        run: the config.
-        flags: of the command line.
-        log: entered; its files are opened here.
-        signals: of this process.
-        still_alive: called regularly during long work between steps.
 
     Yields:
         The setup; or, if nothing is left to train, the exit code, after that was reported.
@@ -210,8 +191,6 @@ class OpenedDirectory:
 
     Attributes:
         path: the run directory; for a run in a bucket, its folder in the cache.
-        place: the run directory or the bucket.
-        mesh: over all devices.
         uploader: of a run in a bucket; None for one on disk.
         start: the verified checkpoint to start from, if any, and the intent that is recorded.
         position: where the run starts.
@@ -330,8 +309,6 @@ class OpenedData:
     """What a run reads.
 
     Attributes:
-        sources: both splits.
-        quarantine: records broken files.
         broken_file_limit: ends the run if too many are broken.
         init_from: local path of the initial parameters, if any.
     """
@@ -403,10 +380,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
     A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
 
     Args:
-        run: the config.
         model: the run's model, with a local ``init_from``.
-        start_from: the checkpoint to resume from, if any.
-        say: prints what is opened.
 
     Raises:
         InputError: the processes have different data.
@@ -561,7 +535,6 @@ class OpenedState:
     Attributes:
         state: the first state; None after it was taken.
         meta: the metadata of its checkpoints.
-        run_progress: its validations so far.
     """
 
     state: State | None
@@ -811,13 +784,6 @@ def compile_in_all_processes(
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
-
-    Args:
-        setup: of the step.
-        flags: of the run.
-        log: of the run.
-        code: digest of the source files, to be recorded.
-        data: digest of both splits, to be recorded.
     """
     began = time.perf_counter()
     traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)

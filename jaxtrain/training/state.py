@@ -59,12 +59,10 @@ class ModelDefinition:
     """A model without its arrays: converts arrays to a callable module and back.
 
     Args:
-        build: makes the module.
         freeze: dotted paths; parameters below them are not trained.
 
     Attributes:
         params: dotted path -> shape and dtype.
-        extras: likewise, for non-parameter state.
         frozen: dotted paths of the parameters that are not trained.
         file_weights: dotted paths of the extras that are read from files; checkpoints lack them.
 
@@ -128,8 +126,6 @@ class ModelDefinition:
         """Returns the callable module with these arrays.
 
         Args:
-            params: dotted path -> array.
-            extras: likewise.
             gathered_from: dotted path -> sharding of a parameter, which is then gathered where the
                 model reads it if it is sharded. None uses the arrays as they are.
         """
@@ -156,11 +152,7 @@ class ModelDefinition:
     def sample_labels(
         self, batch: Mapping[str, Any]
     ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
-        """Returns the labels of the model's samples; {} if it has none.
-
-        Args:
-            batch: the arrays of a batch, or their shapes.
-        """
+        """Returns the labels of the model's samples; {} if it has none."""
         return self._module_class.sample_labels(batch)
 
     def extras_of(self, module: nnx.Module) -> Arrays:
@@ -203,11 +195,7 @@ def jit_init(
     Each shard is computed on its device, and no host has the full arrays.
 
     Args:
-        definition: the model.
-        optimizer: the optimizer, whose state is initialized, too.
-        target: from :func:`abstract_state`.
         rule: the same as for ``target``.
-        seed: of the initial parameters.
     """
     return jax.jit(
         lambda: _initial(definition, optimizer, jax.random.key(seed)),
@@ -219,16 +207,7 @@ def jit_init(
 def with_values(
     state: State, params: Mapping[str, np.ndarray], extras: Mapping[str, np.ndarray]
 ) -> State:
-    """Replaces the values of some arrays of a state, and keeps their shardings.
-
-    Args:
-        state: the state.
-        params: dotted path -> the full array, on each host.
-        extras: likewise.
-
-    Raises:
-        ValueError: there is no such array, or it has another shape.
-    """
+    """Replaces the values of some arrays of a state, and keeps their shardings."""
 
     def among(old: Arrays, new: Mapping[str, np.ndarray]) -> Arrays:
         arrays = dict(old)
@@ -248,22 +227,13 @@ def with_values(
 
 
 def saved_part(state: State, file_weights: Collection[str]) -> State:
-    """Returns what a checkpoint stores of a state: all but the weights read from files.
-
-    Args:
-        state: the state, or its shapes.
-        file_weights: :attr:`ModelDefinition.file_weights`.
-    """
+    """Returns what a checkpoint stores of a state: all but the weights read from files."""
     extras = {name: leaf for name, leaf in state.extras.items() if name not in file_weights}
     return dataclasses.replace(state, extras=extras)
 
 
 def checksums(file_weights: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns a SHA-256 of the values below each part of the model, such as ``lpips``.
-
-    Args:
-        file_weights: dotted path -> the full array.
-    """
+    """Returns a SHA-256 of the values below each part of the model, such as ``lpips``."""
     digests: dict[str, Any] = {}
     for name, array in sorted(file_weights.items()):
         digest = digests.setdefault(name.partition(".")[0], hashlib.sha256())

@@ -123,16 +123,11 @@ def build_train_step(
     """Builds the pure step, not yet compiled.
 
     Args:
-        definition: the model.
-        optimizer: applied to float32 gradients of the mean loss.
         schedule: of the run; the step uses only which scalars there are, and not their values.
-        rule: where arrays are stored.
         detect: detects a bad step, which changes only the number of examples seen and the
             detector's state.
         precision: dtype of the computation; state, losses and metrics stay float32.
-        accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
-        receive: :meth:`jaxtrain.config.Run.received`.
     """
     gradients = build_gradients(
         definition,
@@ -280,15 +275,7 @@ def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:
 def build_eval_step(
     definition: ModelDefinition, rule: ShardingRule, *, precision: config.Precision, method: str
 ) -> Callable[[Arrays, Arrays, Batch], Any]:
-    """Builds a pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
-
-    Args:
-        definition: the model.
-        rule: where arrays are stored.
-        precision: dtype of the computation.
-        method: ``"evaluate"`` or ``"baseline_sums"`` for sums of metrics, ``"samples"`` for sample
-            images and texts.
-    """
+    """Builds a pure function of (params, extras, batch) that calls ``module.METHOD(batch)``."""
     stage = stage_ops(definition, rule, precision)
 
     def eval_step(params: Arrays, extras: Arrays, batch: Batch) -> Any:
@@ -310,13 +297,8 @@ def jit_train_step(
     """Jits a train step for a mesh.
 
     Args:
-        step: from :func:`build_train_step`.
         target: shapes and shardings of the state (:func:`~jaxtrain.training.state.abstract_state`).
-        mesh: over all devices.
         donate: reuse the old state's memory for the new one; off only for debugging.
-        gpu_options: see :func:`jaxtrain.xla.options.options`, "of_model".
-        deterministic: bitwise reproducible on GPUs.
-        profiled: see :func:`jaxtrain.xla.options.options`.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(

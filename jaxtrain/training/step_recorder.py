@@ -44,8 +44,6 @@ class _Pending(NamedTuple):
     Attributes:
         metrics: its metrics, which the device may still be computing.
         first_example: number of its first example, which is the number of examples seen before it.
-        ids: of this process's examples.
-        batch: as the step received it.
     """
 
     metrics: dict[str, jax.Array]
@@ -61,14 +59,6 @@ class StepRecorder:
     stall the device. Waiting for them also keeps the host at most one step ahead.
 
     Args:
-        run: the config.
-        log: receives the records.
-        phases: receives each finished step, each record, and pauses such as a save.
-        total: steps of the complete run.
-        position: where the run starts or resumes.
-        batches: measures how long the loop has waited for data.
-        mesh: over all devices.
-        bad_in_a_row: bad steps in a row at ``position``.
         waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
             at once; otherwise its throughput window would end with the following step.
         keep: saves a bad step that ends the run, given the state at the end; returns the command
@@ -76,7 +66,6 @@ class StepRecorder:
 
     Attributes:
         results: metrics of the steps, for the end-of-run summary.
-        bad_in_a_row: steps skipped since the last good one, among those whose metrics were fetched.
     """
 
     def __init__(
@@ -147,10 +136,7 @@ class StepRecorder:
         """Takes the metrics of a new step; records those of the step before it.
 
         Args:
-            metrics: of the new step.
-            ids: of this process's examples in it.
             state: after it.
-            batch: of it.
 
         Raises:
             BadSteps: a bad step at which the config stops the run.
@@ -235,10 +221,6 @@ class StepRecorder:
         """Pauses the throughput window, for example for a validation or a save.
 
         It first records the pending step. The phase has a time limit of its own.
-
-        Args:
-            name: of the phase.
-            allowance_s: see :meth:`jaxtrain.telemetry.phases.Phases.within`.
         """
         self.flush()
         times = self._slow.times

@@ -43,8 +43,6 @@ class Stopping:
     """Decides after each step, and during a validation, whether the run stops.
 
     Args:
-        signals: of this process.
-        broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
         hours: time limit since the start of the program; None for no limit.
         save_every_s: seconds between checkpoints, by the clock of process 0; None if they are due

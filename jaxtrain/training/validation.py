@@ -53,17 +53,7 @@ class Stop(Protocol):
 
 
 class Evaluator:
-    """Validates states, always on the same examples.
-
-    Args:
-        definition: the model.
-        rule: where arrays are stored.
-        precision: dtype of the computation.
-        target: shapes and shardings of the state.
-        batches: of the validation split.
-        deterministic: bitwise reproducible on GPUs.
-        decode: token ids -> text.
-    """
+    """Validates states, always on the same examples."""
 
     def __init__(
         self,
@@ -108,11 +98,6 @@ class Evaluator:
         self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None
     ) -> Validation | None:
         """Validates a state; uses the EMA of its parameters if there is one.
-
-        Args:
-            state: the state.
-            stop: checked before each batch.
-            alive: called before each batch.
 
         Returns:
             The results; None, in every process alike, if the run stops.

@@ -41,8 +41,6 @@ class BadStep(NamedTuple):
     Attributes:
         position: of the run before it.
         in_a_row: number of bad steps directly before it.
-        batch: as the step received it.
-        ids: of this process's examples.
         what: the message about it.
     """
 
@@ -58,14 +56,10 @@ class Keeper:
     """Saves a bad step.
 
     Attributes:
-        checkpoints: writes it.
         meta: metadata of the run's checkpoints.
         target: shapes and shardings of what a checkpoint stores of the state.
-        batches: sharding of a batch.
         command: what examines the saved step.
         await_save: waits for an earlier save, whose failure was reported.
-        finish: waits for a copy in a bucket.
-        say: prints a line.
     """
 
     checkpoints: CheckpointSaver
@@ -81,7 +75,6 @@ class Keeper:
         """Saves a bad step; returns the command that examines it, or "" if it cannot be saved.
 
         Args:
-            bad: the step.
             state: before it, or after it and any number of bad steps.
         """
         placed = functools.partial(
@@ -111,13 +104,7 @@ class Keeper:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A saved bad step, and the parts of the step that recompute it.
-
-    Attributes:
-        path: its pointer.
-        meta: its metadata.
-        setup: the step, for the devices of this machine.
-    """
+    """A saved bad step, and the parts of the step that recompute it."""
 
     path: Path
     meta: Mapping[str, Any]

@@ -50,7 +50,6 @@ class Origin:
     """Where the NaN/Inf of a step begins.
 
     Attributes:
-        text: in words.
         rows: the first examples of the batch that compute NaN/Inf alone, at most three.
         is_reproduced: whether there was a NaN/Inf at all.
     """
@@ -68,16 +67,7 @@ def examine(
     batch: Batch,
     seen: int,
 ) -> Origin:
-    """Computes the loss and the gradients of a step with checks.
-
-    Args:
-        gradients: from :func:`jaxtrain.training.step.build_gradients`.
-        mesh: over all devices.
-        params: before the step.
-        extras: likewise.
-        batch: of the step.
-        seen: examples seen before it.
-    """
+    """Computes the loss and the gradients of a step with checks."""
     whole = replicated(mesh)
     not_finite = functools.partial(_not_finite, jax.jit(_kinds, out_shardings=whole))
     for kind, arrays in (("parameter", params), ("model state", extras)):
@@ -146,9 +136,6 @@ def of_update(step: TrainStep, state: State, batch: Batch, scalars: Scalars) -> 
 
     Args:
         step: compiled; must not donate the state.
-        state: before it.
-        batch: of it.
-        scalars: of it.
     """
     following, _ = step(state, batch, scalars)
     bad = _not_finite(jax.jit(_kinds), following.params)
@@ -185,9 +172,7 @@ def _described(
     """Describes what the computation found.
 
     Args:
-        error: the first NaN.
         losses: "NaN" or "Inf" for the loss and each metric that has one.
-        grads: likewise, for the gradient of each parameter.
         largest: the largest absolute value of each gradient.
     """
     if not losses and not grads:

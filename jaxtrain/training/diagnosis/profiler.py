@@ -116,10 +116,6 @@ class Profile:
 
     Args:
         steps: completed steps at the beginning and at the end of the trace.
-        directory: ``profile/`` of the run.
-        step: compiled.
-        say: prints a line.
-        open_phase: opens a phase by its name; its time does not count as training.
     """
 
     def __init__(
@@ -154,12 +150,7 @@ class Profile:
         return result
 
     def before_step(self, done: int, state: State) -> None:
-        """Starts the trace before its first step; it stops after its last step.
-
-        Args:
-            done: completed steps.
-            state: input of the next step.
-        """
+        """Starts the trace before its first step; it stops after its last step."""
         if done == self._steps[0] and not self._began:  # a bad step keeps `done`
             jax.block_until_ready(state)
             self._before = set(self._files())
@@ -228,10 +219,6 @@ def profiled(
 
     Args:
         steps: from :func:`span`; None yields the step itself and a function that does nothing.
-        directory: ``profile/`` of the run.
-        step: compiled.
-        say: prints a line.
-        open_phase: opens a phase by its name; its time does not count as training.
     """
     if steps is None:
         yield step, lambda done, state: None
@@ -259,7 +246,6 @@ def top_operations(
         times: instruction -> nanoseconds, from :func:`instruction_times`.
         program: ``compiled.as_text()`` of the step.
         runs: how many times the program ran: traced steps, times the devices of this process.
-        count: the largest number of operations to return.
     """
     described = _described(program)
     total = sum(times.values())

@@ -83,7 +83,6 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
     """Returns the process that delays the others most; None if none does.
 
     Args:
-        processes: what each process does, by its number.
         on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
     """
     least_s = max(_FRACTION * max(times.step for times in processes), _LEAST_S)
@@ -112,11 +111,7 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
 
 
 class StepTimes:
-    """Measures what a process does in each step.
-
-    Args:
-        clock: monotonic clock, seconds.
-    """
+    """Measures what a process does in each step."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -173,10 +168,6 @@ def described(slow: Slow, host: str) -> str:
 
 class SlowProcesses:
     """Gathers what each process does outside of steps, and prints which one is slow, and at what.
-
-    Args:
-        mesh: over all devices.
-        say: prints a line.
 
     Attributes:
         times: receives the steps of this process.
