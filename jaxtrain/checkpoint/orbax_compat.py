@@ -112,6 +112,9 @@ def index_arrays(state: Path) -> None:
 
     Args:
         state: the folder that :func:`checkpointer` has written.
+
+    Raises:
+        OSError: it cannot be written.
     """
     (state / INDEX).unlink(missing_ok=True)
     shutil.rmtree(state / INDEX_DATA, ignore_errors=True)

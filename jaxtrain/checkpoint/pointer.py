@@ -97,9 +97,6 @@ class Pointer:
 
         Args:
             meta: JSON-able, with the step.
-
-        Raises:
-            OSError: a file cannot be read.
         """
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         folders = {path.parent for path in paths} | {folder, *folder.parents[:3]}
@@ -156,7 +153,11 @@ class Pointer:
         return sum(size for size, _ in self.files.values())
 
     def missing(self, run_dir: Path) -> str:
-        """Returns why files are missing, by their names and sizes; "" if none is."""
+        """Returns why files are missing, by their names and sizes; "" if none is.
+
+        Raises:
+            OSError: the disk does not respond.
+        """
         for name, (size, _) in self.files.items():
             try:
                 size_now = (run_dir / self.data / name).stat().st_size
@@ -231,7 +232,13 @@ def run_of(path: Path) -> Path:
 
 
 def read(path: Path) -> Pointer:
-    """Reads a pointer on disk."""
+    """Reads a pointer on disk.
+
+    Raises:
+        Damaged: it is missing or damaged.
+        InputError: another version of jaxtrain wrote it.
+        OSError: the disk does not respond.
+    """
     try:
         if step_of(path.name) is None and not is_aside(path):
             raise FileNotFoundError
@@ -258,7 +265,11 @@ def verify(path: Path) -> str:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a pointer is intact and its files exist; reads none of them."""
+    """Whether a pointer is intact and its files exist; reads none of them.
+
+    Raises:
+        OSError: the disk does not respond.
+    """
     try:
         return not read(path).missing(run_of(path))
     except Damaged:

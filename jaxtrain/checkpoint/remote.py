@@ -50,9 +50,6 @@ class RemoteRun:
 
         Files that are there, for example from an interrupted fetch, are not fetched again.
 
-        Args:
-            name: of its pointer.
-
         Returns:
             Its damage in the bucket; "" if it is intact on disk now.
 
@@ -105,7 +102,6 @@ class RemoteRun:
         CheckpointStore(Folder(run_dir)).collect()
 
     def _check_sizes(self, data: str, sizes: Mapping[str, int]) -> None:
-        """Checks that the bucket has files of a checkpoint, by their names and sizes."""
         stored = self.bucket.sizes(data)
         for name, size in sizes.items():
             size_stored = stored.get(f"{data}/{name}")
@@ -194,9 +190,6 @@ def run_to_read(
     """Fetches the files of a run for a command that reads them, and returns their folder.
 
     Args:
-        text: the URL of the run.
-        cache_root: the cache folder.
-        say: prints what is fetched.
         damaged: if given, all checkpoints are fetched, too, which verifies them; receives the path
             of each damaged one -> the damage.
 

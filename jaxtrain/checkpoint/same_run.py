@@ -102,7 +102,6 @@ def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
 
 
 def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Returns the checkpoint's flag for the clips per video, if it differs."""
     if old.get("clips_per_video") == new.get("clips_per_video"):
         return ""
     return f" and --data.clips_per_video {old.get('clips_per_video')}"

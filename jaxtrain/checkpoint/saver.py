@@ -45,9 +45,6 @@ class SaveFailed(RunAgain):
     """A checkpoint could not be written, for example on a full disk. Older ones are unchanged.
 
     All processes of a run raise it for the same save, whichever process failed.
-
-    Attributes:
-        reported: whether it was already reported to the user.
     """
 
     def __init__(self, message: str, step: int, why: str, *, reported: bool) -> None:
@@ -99,12 +96,8 @@ class CheckpointSaver:
     Args:
         run_dir: the run directory, shared by all processes; for a run in a bucket, a folder in the
             cache of this process.
-        keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
-            complete, except as :meth:`jaxtrain.checkpoint.store.CheckpointStore.retain` states.
         say: receives a line when a save fails, and when checkpoints are moved aside.
         every: steps between regular checkpoints.
-        files: name -> content of further files for each checkpoint.
-        milestones: steps between checkpoints that are kept forever; None keeps none.
         uploads: completes the checkpoints of a run in a bucket; None for a run on disk.
         resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
@@ -199,9 +192,6 @@ class CheckpointSaver:
         Args:
             state: pytree of arrays with an attribute ``step``.
             meta: JSON-able, with the same ``step``, and with ``examples_seen``.
-            kinds: ``checkpoints``, ``best``, or both; or
-                :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`.
-            more: further arrays, of a bad step.
 
         Raises:
             SaveFailed: this save could not start, or the previous one failed unnoticed.
@@ -260,7 +250,11 @@ class CheckpointSaver:
         self._store.set_aside_after(step, SUSPECT, why)
 
     def wait(self) -> None:
-        """Waits until the background save is complete and older checkpoints are deleted."""
+        """Waits until the background save is complete and older checkpoints are deleted.
+
+        Raises:
+            SaveFailed: it failed.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -269,7 +263,11 @@ class CheckpointSaver:
             raise failure
 
     def close(self) -> None:
-        """Waits for the last save, then frees the threads. Closing again does nothing."""
+        """Waits for the last save, then frees the threads. Closing again does nothing.
+
+        Raises:
+            SaveFailed: the last save failed.
+        """
         if self._closed:
             return
         self._closed = True
@@ -331,11 +329,6 @@ class CheckpointSaver:
             self._last_saved_key = None
 
     def _complete(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
-        """Waits for Orbax, completes the checkpoint, deletes older ones.
-
-        Args:
-            describe: returns the pointer; called by the owner of the folder.
-        """
         written = self._await_orbax()
         failure = failure or written or _failure_of(self._check_mounted)
         failure = self._votes.agree("written", failure)
@@ -360,7 +353,11 @@ class CheckpointSaver:
             self._delete_old()
 
     def _commit(self, save: Save) -> None:
-        """Writes the pointers; none of them is new if one cannot be written."""
+        """Writes the pointers; none of them is new if one cannot be written.
+
+        Raises:
+            OSError: one cannot be written.
+        """
         old = [kind for kind in save.kinds if self._store.data_folder(kind, save.step) == save.data]
         try:
             self._store.commit(save.kinds, save.step, save.content)
@@ -469,7 +466,6 @@ def _opened(folder: Path, *, wait: bool) -> int:
 
 
 def _failure_of(action: Callable[[], object]) -> str:
-    """Returns a short reason why the action failed; "" if it did not."""
     try:
         action()
     except FailedElsewhere as error:

@@ -60,7 +60,6 @@ def main(flags: commands.Bench | commands.Ceilings) -> int:
 def _write_efficiency(
     findings: dict[str, Any], flags: commands.Bench, overrides: list[str], path: Path
 ) -> None:
-    """Writes the measured efficiency to the file."""
     rows: dict[str, Any] = findings.get("rows", {})
     if "synthetic/of_serial_bound" not in rows:
         notes: dict[str, str] = findings.get("notes", {})

@@ -35,7 +35,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _group(name: str, typed: Sequence[str]) -> int:
-    """Prints the help of a command that has actions."""
     actions = [command for command in TABLE if command.startswith(f"{name} ")]
     if typed and typed[0] not in _HELP:
         hint = field_values.did_you_mean(typed[0], [action.split()[1] for action in actions])
@@ -51,7 +50,6 @@ def _summary(kind: type[Command]) -> str:
 
 
 def _usage(command: str) -> str:
-    """Returns the usage with all positional arguments and required flags."""
     kind = TABLE[command]
     words = [command, *(["NAME"] if issubclass(kind, OfConfig) else [])]
     for flag in flags.of(kind):

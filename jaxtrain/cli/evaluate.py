@@ -179,7 +179,6 @@ class Image(NamedTuple):
 
 
 def _drawn(worst: Sequence["Drawn"]) -> list[Image]:
-    """Returns images of clips."""
     titled = [(clip, f"{clip.video}, at {clip.place:.0%}") for clip in worst]
     return [
         Image(clip.video, title, images.encode(clip.image, images.Labels(title, clip.rows)).file)
@@ -188,7 +187,6 @@ def _drawn(worst: Sequence["Drawn"]) -> list[Image]:
 
 
 def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
-    """Writes images of clips, the worst first, and returns their paths."""
     paths = []
     for number, image in enumerate(worst, start=1):
         # A name of a file has at most 255 bytes, and that of the file in the making is longer.
@@ -200,7 +198,6 @@ def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
 
 
 def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None:
-    """Refuses flags of the other kind of model."""
     defaults = {field.name: field.default for field in dataclasses.fields(flags)}
     for name in names:
         if (value := getattr(flags, name)) != defaults[name]:
@@ -244,7 +241,6 @@ def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
 
 
 def _is_same(trained_on: str | None, data: str) -> bool:
-    """Returns whether a recorded path or URL is that of ``--data``."""
     if trained_on is None or addresses.is_address(trained_on) or addresses.is_address(data):
         return trained_on == addresses.public(data)
     return atomic.expanded(trained_on).resolve() == atomic.expanded(data).resolve()
@@ -317,7 +313,6 @@ def _text(
 
 
 def _published(protocol: Protocol) -> str:
-    """Returns the table of published results."""
     rows: list[tuple[str, ...]] = [
         ("model", "", "psnr (dB)", "ssim", f"lpips/{protocol.lpips}", "rfvd")
     ]

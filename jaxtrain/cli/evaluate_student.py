@@ -86,9 +86,6 @@ class Findings(NamedTuple):
     """What was measured.
 
     Attributes:
-        kept: how much of the teacher the student keeps, in one line.
-        tables: all numbers.
-        notes: sentences about them.
         content: the same for ``--json``.
     """
 
@@ -217,7 +214,6 @@ def _content(measured: evaluation.Evaluation) -> dict[str, Any]:
 
 
 def _of_channels(latents: distillation.Latents) -> list[str]:
-    """Describes the channels of the latents that differ most."""
     lines = []
     for name, values in latents._asdict().items():
         ideal = 0.0 if name == "offset" else 1.0

@@ -90,7 +90,6 @@ def _bad_step_of(run: Path) -> Path:
 
 
 def _newest(store: CheckpointStore, shown: str) -> str:
-    """Returns the name of the pointer of the bad step that was saved last."""
     saved: dict[str, str] = {}
     for aside in store.asides():
         if store.why_aside(aside).startswith(pointer.BAD_STEP):

@@ -11,11 +11,7 @@ from jaxtrain.jobs.resumable import Part
 
 
 def part(flags: commands.Parts, environment: Mapping[str, str] = os.environ) -> Part:
-    """Returns which part of its work this command does; prints one that the environment chose.
-
-    Raises:
-        InputError: ``--part`` is malformed, or the array has gaps.
-    """
+    """Returns which part of its work this command does; prints one that the environment chose."""
     if flags.part is not None:
         index, slash, count = flags.part.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):

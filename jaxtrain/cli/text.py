@@ -241,7 +241,6 @@ def _write_json(flags: commands.Evaluate, source: str, data: Path, content: dict
 
 
 def _warn_of_training_text(source: Path, text: Path) -> None:
-    """Warns if a run was trained on the folder or file that contains a text."""
     data = weights.run_meta(source).get("config", {}).get("data", {})
     for path in (data.get("path"), *data.get("more_paths", ())):
         if path is None or addresses.is_address(path):
@@ -264,7 +263,6 @@ def _check_readable(path: Path, more: str) -> None:
 
 @contextlib.contextmanager
 def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows the progress; yields a function that takes how much is done, and of how much."""
     with contextlib.ExitStack() as stack:
         shown: list[Callable[[int, int], None]] = []
 

@@ -96,7 +96,6 @@ def all_flags() -> list[str]:
 
 
 def _help(arguments: Sequence[str], groups: Groups) -> str:
-    """Returns the help of the program, of a config, or of sections, as the arguments ask for."""
     from jaxtrain import config
     from jaxtrain.config import flags
     from jaxtrain.config import help as config_help
@@ -126,7 +125,6 @@ def _help(arguments: Sequence[str], groups: Groups) -> str:
 
 
 def _program_help(groups: Groups) -> str:
-    """The commands by task, on one screen of 80 columns."""
     rows = [("Train", "train NAME", "train a config; try demo, demo_gpt, or demo_mlm")]
     for task, commands in groups.items():
         rows += [

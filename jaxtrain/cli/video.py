@@ -114,7 +114,6 @@ def process_folder(
     """Processes the files of a folder, and prints how many; returns 1 if some failed.
 
     Args:
-        flags: of the command, with `target` and `workers`.
         settings: all that a result depends on.
 
     Raises:
@@ -232,11 +231,6 @@ def _encode_file(
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Parses one number, or one for each channel, separated by commas.
-
-    Raises:
-        InputError: it is something else, or NaN or infinite in float32.
-    """
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:

@@ -48,7 +48,6 @@ def export_to(flags: commands.Export) -> int:
 
 
 def _check(flags: commands.Export) -> None:
-    """Refuses wrong flags and targets, before a large checkpoint is read."""
     if flags.reference is not None and not flags.reference.is_file():
         raise InputError(
             f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
@@ -84,12 +83,10 @@ def _check(flags: commands.Export) -> None:
 
 
 def _can_write(model: Any, *, folder: bool) -> bool:
-    """Whether a model can be written to a folder, or to a weights file."""
     return bool(model.has_folder if folder else model.has_weights)
 
 
 def _other_form(model: Any, name: str, *, folder: bool) -> str:
-    """Explains why a model cannot be exported to a folder or to a file, and what to do."""
     if not _can_write(model, folder=not folder):
         return f"a model {name} cannot be exported"
     if not folder:
@@ -102,14 +99,11 @@ def _other_form(model: Any, name: str, *, folder: bool) -> str:
 
 
 class _Written(NamedTuple):
-    """What was written."""
-
     path: Path
     model: str
 
 
 def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
-    """Writes the files of a model."""
     loaded = weights.load(source)
     name = from_file.name_of(loaded.model)
     folder = flags.format == "hf"
@@ -291,7 +285,6 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
 
 
 def _changed(model: video_ae.Config, flags: commands.Import) -> video_ae.Config:
-    """Returns the guessed model with the changes of the flags."""
     given: dict[str, Any] = {
         name: getattr(flags, name)
         for name in (*_SHAPES, "trim")

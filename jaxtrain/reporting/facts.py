@@ -18,7 +18,6 @@ class Ending(NamedTuple):
 
     Attributes:
         word: "done", "running", "stopped", "failed", "killed" or "unknown".
-        sentence: the same as a phrase with details.
     """
 
     word: str

@@ -28,7 +28,6 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
     """Builds an element.
 
     Args:
-        children: text, which is escaped, or markup.
         attributes: ``class_`` is class, ``data_run`` is data-run. True gives an attribute without a
             value; False and None omit it.
     """

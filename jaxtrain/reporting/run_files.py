@@ -23,9 +23,6 @@ class RecordedRun:
     Attributes:
         label: the run's name on the page, unique on the page.
         config: contents of ``config.json``; {} if the file is missing.
-        records: records of ``metrics.jsonl``, ordered by step.
-        history: events of ``history.jsonl``, in order.
-        active_process: description of the process that is training this run; "" if none is.
         problems: sentences about missing files, unreadable input, and skipped steps.
         color: number of the run's color on the page; runs of one kind share it.
     """

@@ -202,7 +202,6 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
 
 
 def _results(runs: Sequence[RecordedRun]) -> Html:
-    """Builds the table of the quality metrics."""
     results = {run.label: facts.results(run) for run in runs}
     if len(runs) > 1:
 
@@ -254,7 +253,6 @@ def _setting(value: object) -> str:
 
 
 def _from_command_line(run: RecordedRun) -> set[str]:
-    """Returns the fields that were set on the command line of any start."""
     arguments = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
     return {
         str(argument).removeprefix("--").partition("=")[0].replace("-", "_")
@@ -314,7 +312,6 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lists what differs between two starts; empty for the first start, compared with itself."""
     if before is now:
         return []
     machine = [

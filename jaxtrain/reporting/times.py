@@ -71,8 +71,6 @@ class Account:
 
     Attributes:
         seconds: for each of :data:`CATEGORIES`.
-        kept_steps: number of steps that count toward the final model.
-        repeated_steps: number of steps that were trained a second time.
         idle_s: time between a start that was not killed or interrupted and the next one, not part
             of the total. Ctrl-C and ``loop.max_hours`` are planned stops, no interruptions.
     """
@@ -182,7 +180,6 @@ def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _steps(event: Mapping[str, Any], kept: float) -> tuple[float, float]:
-    """Returns the steps of a training phase, and how many of them were repeated."""
     last = int(event["step"])
     first = last if event.get("from_step") is None else int(event["from_step"])
     if last <= first:  # only skipped steps, which are not counted

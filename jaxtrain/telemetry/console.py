@@ -291,7 +291,6 @@ def _lines(text: str, line: Line | None, columns: int | None) -> list[str]:
 
 
 def _style(text: str) -> str:
-    """Returns the rich style of a message."""
     if " | validation | " in text:
         return "bold"
     banner = text.startswith("run directory ") or ", jaxtrain " in text

@@ -70,9 +70,6 @@ class Metrics:
 
     Attributes:
         values: metrics by full name, ``train/NAME`` or ``val/NAME``.
-
-    Raises:
-        ValueError: a name has another form.
     """
 
     step: int
@@ -93,7 +90,6 @@ class Sample:
     Attributes:
         name: lowercase letters, digits, underscores.
         content: an image uint8 [H, W, 3], a clip uint8 [T, H, W, 3], or a text.
-        labels: that are drawn around an image or a clip.
 
     Raises:
         ValueError: the name has another form, or the array is not an image or a clip.
@@ -178,8 +174,6 @@ class Started:
     Attributes:
         step, seen: completed steps and examples seen when it began.
         total: steps of the complete run; None if the run ended before that was known.
-        resumed_from: path of the checkpoint; None if it started from scratch.
-        config: every field of the config.
         began: when the command or the call of :func:`jaxtrain.train` began, seconds since 1970.
         added_metrics: those that the model adds to the table of :mod:`jaxtrain.config.metrics`.
     """
@@ -218,11 +212,8 @@ class PhaseEnded:
     """A span of time that the run spent in one phase, without the phases nested in it.
 
     Attributes:
-        ended: seconds since 1970.
-        seconds: its length.
         from_step: completed steps at its beginning; None if not known yet.
         step: completed steps at its end; None if not known yet.
-        waited_s: seconds spent waiting for data.
     """
 
     name: str
@@ -408,7 +399,6 @@ class EventLog:
             self._show(f"warning: cannot close {sink.name} ({errors.first_line(error)})")
 
     def _show(self, text: str) -> None:
-        """Prints a line in every process, even if the console is the failing sink."""
         text = errors.one_line(addresses.scrub(text))
         try:
             self._console.show(text)
@@ -429,7 +419,6 @@ def file_sinks(
         process: number of this process. Every process has a log and lists; only process 0 has the
             other sinks.
         process_count: of the run.
-        say: prints and logs a line of a tracker.
     """
     # Here, because each of these modules imports this one.
     from jaxtrain.telemetry.history import History

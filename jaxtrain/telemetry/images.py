@@ -21,12 +21,7 @@ _LEAST_TEXT, _WIDTH_PER_TEXT = 14, 72
 
 
 class Labels(NamedTuple):
-    """The texts around an image.
-
-    Attributes:
-        rows: of rows of equal height, from top to bottom.
-        columns: of columns of equal width, from left to right.
-    """
+    """The texts around an image."""
 
     title: str = ""
     rows: Sequence[str] = ()

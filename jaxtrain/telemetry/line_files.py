@@ -49,7 +49,6 @@ class RecordFile:
     """Writes the events of one type, a line for each; a rewind removes later lines.
 
     Args:
-        record: returns the record of an event.
         stays: whether a record stays after a rewind.
     """
 

@@ -90,11 +90,7 @@ class Phases:
         self._change([(END, self.clock())])
 
     def at(self, step: int, total: int | None = None) -> None:
-        """Sets the position of the run after a resume or a rollback.
-
-        Args:
-            total: steps of the complete run; None keeps the known value.
-        """
+        """Sets the position of the run after a resume or a rollback."""
         with self._lock:
             self._from_step = step if self._from_step is None else self._from_step
             self.now = self.now._replace(step=step, total=total or self.now.total)

@@ -72,5 +72,4 @@ def counted(
 
 
 def _left(remaining: float, rate: float) -> str:
-    """Returns how long the rest takes at a rate per second."""
     return f"about {duration(max(0.0, remaining) / rate)} left" if rate > 0 else "no rate yet"

@@ -30,7 +30,11 @@ class SampleFiles:
         self._last: int | None = None  # files of later steps must still be removed
 
     def handle(self, event: Sample | Rewound) -> None:
-        """Writes a sample, or removes the samples of abandoned steps."""
+        """Writes a sample, or removes the samples of abandoned steps.
+
+        Raises:
+            OSError: some samples could not be written or removed; the next call retries them.
+        """
         if isinstance(event, Rewound):
             last = event.step if event.validated else event.step - 1
             self._last = last if self._last is None else min(last, self._last)

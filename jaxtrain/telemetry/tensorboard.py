@@ -39,6 +39,9 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
     Args:
         folder: ``tensorboard/`` of the run.
         values: config values by full name, such as ``"optim.peak_lr"``; JSON-able.
+
+    Raises:
+        OSError: it could not be written; an older one is kept.
     """
     shown = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
@@ -71,7 +74,11 @@ class TensorBoard:
         return max([int(time.time()), *(stamp + 1 for stamp in earlier)])
 
     def handle(self, event: Metrics | Sample | Rewound) -> None:
-        """Writes an event; after a rewind, TensorBoard hides the later steps of earlier events."""
+        """Writes an event; after a rewind, TensorBoard hides the later steps of earlier events.
+
+        Raises:
+            OSError: it could not be written; it is written before the next one.
+        """
         if isinstance(event, Rewound):
             if any(self._folder.glob("*tfevents*")):
                 start = SessionLog(status=SessionLog.START)
@@ -105,7 +112,6 @@ class TensorBoard:
 
 
 def _version() -> bytes:
-    """Encodes what begins a file."""
     return _framed(Event(file_version="brain.Event:2"))
 
 

@@ -84,12 +84,7 @@ def still_sending() -> bool:
 
 
 class Row(NamedTuple):
-    """What a run has measured at a step.
-
-    Attributes:
-        time: seconds since 1970.
-        samples: files of the samples of a validation, by name.
-    """
+    """What a run has measured at a step."""
 
     step: int
     time: float
@@ -102,7 +97,6 @@ class Info(NamedTuple):
 
     Attributes:
         id: eight hexadecimal digits, always the same for a run directory.
-        name: the name of the config and of the run directory.
         config: all fields of the config by section; versions; hardware; the command line.
         sent: the last step that an earlier start has sent; -1 for none.
     """
@@ -201,7 +195,6 @@ class Tracker:
         self._over.set()
 
     def _supervise(self) -> None:
-        """Opens the tracker until it has recorded the complete run."""
         for wait_s in itertools.chain(_RETRY_S, itertools.repeat(_RETRY_S[-1])):
             over = self._over.is_set()
             try:
@@ -215,7 +208,6 @@ class Tracker:
                 return
 
     def _follow(self) -> None:
-        """Sends the rows that the tracker does not have, until the end of the run."""
         sent = Sent(self._directory / FOLDER / f"{self.name}.json")
         recorder = open_recorder(self.name, _info(self._directory, sent))
         self._say(f"{self.name}: {recorder.where}")
@@ -237,7 +229,6 @@ class Tracker:
         sent.note(last)
 
     def _warn(self, text: str) -> None:
-        """Prints a warning, if it is a new one."""
         over = self._over.is_set()  # then what is missing stays missing: say so once more
         if (text, over) not in self._warned:
             self._warned.add((text, over))

@@ -138,11 +138,6 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
 def _first_values(
     setup: StepSetup, init_from: str | None, file_weights: Mapping[str, np.ndarray], say: Say
 ) -> State:
-    """Returns a new state, with the values that the model loads from files.
-
-    Raises:
-        InputError: the values in a file do not match the model.
-    """
     params: dict[str, np.ndarray] = {}
     if init_from is not None:
         source = expanded(init_from)
@@ -163,11 +158,7 @@ def _first_values(
 
 
 def weights_from_files(setup: StepSetup) -> dict[str, np.ndarray]:
-    """Reads the values that the model loads from files.
-
-    Raises:
-        InputError: the files do not fit, or the processes have different ones.
-    """
+    """Reads the values that the model loads from files."""
     model = setup.run.model
     file_weights: dict[str, np.ndarray] = model.file_weights()
     if file_weights.keys() != setup.definition.file_weights:

@@ -23,14 +23,7 @@ from jaxtrain.training.diagnosis import profiler
 
 
 def check(run: config.Run, *, resumes: bool) -> None:
-    """Rejects a run that cannot start on this machine.
-
-    Args:
-        run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
-
-    Raises:
-        InputError: contains every problem.
-    """
+    """Rejects a run that cannot start on this machine."""
     problems = [*_devices(run), *_workers(run), *_replay(run), *unreadable(run, resumes=resumes)]
     if problems:
         raise InputError(*problems)
@@ -41,9 +34,6 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
 
     It does nothing for a correct command line: :func:`check` looks for the other problems once all
     processes of the run are connected.
-
-    Raises:
-        InputError: contains every problem.
     """
     cluster = cluster_env.find(os.environ)
     alone = cluster is None
@@ -94,7 +84,6 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
 
 
 def _bucket(output_dir: str | None) -> Iterator[str]:
-    """Checks the URL of the bucket that the run is in, without connecting to it."""
     try:
         if output_dir is not None and addresses.is_address(output_dir):
             bucket.normalized(output_dir, "--output-dir")
@@ -170,7 +159,6 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
 
 
 def _replay(run: config.Run) -> Iterator[str]:
-    """Checks that a step has the same result when it is computed twice."""
     if run.loop.replay_every and not run.deterministic and jax.default_backend() == "gpu":
         yield Problem(
             f"loop.replay_every {run.loop.replay_every} compares steps bit by bit, but kernels of "
@@ -180,7 +168,6 @@ def _replay(run: config.Run) -> Iterator[str]:
 
 
 def _workers(run: config.Run) -> Iterator[str]:
-    """Checks that the system allows ``data.workers``; a number chosen for this host fits."""
     if run.data.workers and (text := limits.too_many(run.data.workers)):
         yield Problem(text, "data.workers")
 

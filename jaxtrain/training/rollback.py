@@ -21,12 +21,7 @@ _MAX_ROLLBACKS = 3
 
 
 class Rollback:
-    """Restores a run's newest checkpoint; examples seen since then are not repeated.
-
-    Args:
-        advice: given the state, returns what to do if rollbacks do not help.
-        uploader: of a run in a bucket; None for one on disk.
-    """
+    """Restores a run's newest checkpoint; examples seen since then are not repeated."""
 
     def __init__(
         self,

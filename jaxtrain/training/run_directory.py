@@ -96,9 +96,6 @@ def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = 
     It is ``output_dir``, or with ``--resume latest``, the directory of the run of this config that
     saved last, or a new ``root/NAME/<UTC time>``.
 
-    Returns:
-        The absolute path.
-
     Raises:
         InputError: in every process, if the directory cannot be written, has files of a user, or is
             not visible to a process.
@@ -149,9 +146,6 @@ def prepare_cache(directory: Path, bucket: Place) -> None:
     """Locks the folder in the cache of a run in a bucket. Process 0, for all.
 
     What an interrupted start has fetched of a checkpoint stays.
-
-    Raises:
-        InputError, RunAgain: in every process; the folder cannot be written, or is in use.
     """
 
     def decide() -> str:
@@ -168,9 +162,6 @@ def check_shared(directory: Path, cure: str = _SHARE) -> None:
 
     Each process writes a file, and process 0 looks for all of them. Otherwise the same path could
     be a different, writable folder on each host, and the parts of a checkpoint would be scattered.
-
-    Args:
-        cure: what to do if they do not.
 
     Raises:
         InputError: in every process, if one of them does not see the files of others.
@@ -236,8 +227,7 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 def write_config(
     directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Writes ``config.json``, and the same for TensorBoard; does nothing in processes other than 0.
-    """
+    """Writes ``config.json``, and the same for TensorBoard; does nothing in processes other than 0."""
     if jax.process_index() != 0:
         return
     from jaxtrain.telemetry import tensorboard  # importing it takes a while
@@ -256,12 +246,6 @@ def _absolute(path: str) -> Path:
 
 
 def _claim(directory: Path) -> None:
-    """Creates the directory, and marks it as a run's.
-
-    Raises:
-        InputError: it has files of a user, or cannot be written.
-        RunAgain: its disk is full or does not respond.
-    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         store.claim(Folder(directory), "--output-dir")
@@ -292,7 +276,6 @@ def _not_writable(
 
 
 def _make_new(parent: Path) -> Path:
-    """Creates a directory named after the UTC time, with a suffix if the name is taken."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -29,12 +29,7 @@ _CUT_OFF_S = 1.0
 
 
 class RunLog(events.EventLog):
-    """The log of one start of a run. Entering it opens the console; :meth:`open` adds the files.
-
-    Attributes:
-        phases: the open phase of the run.
-        directory: the run directory, once :meth:`open` was called.
-    """
+    """The log of one start of a run. Entering it opens the console; :meth:`open` adds the files."""
 
     def __init__(self, signals: StopSignals, watchdog: Watchdog, *, quiet: bool = False) -> None:
         self._signals = signals
@@ -75,7 +70,6 @@ class RunLog(events.EventLog):
         Args:
             resumed_from: the checkpoint that the run resumes from, as it is printed; None for a
                 new run.
-            position: completed steps and examples seen at that checkpoint.
             described: the directory as it is printed; "" for its path.
         """
 
@@ -129,7 +123,6 @@ class RunLog(events.EventLog):
         """Logs the open phase and how this start of the run ended; does so once.
 
         Args:
-            why: the reason in one line.
             diverged: whether bad steps are the reason; a gate or a canary has its exit code.
         """
         with self._ending:
@@ -157,7 +150,6 @@ class RunLog(events.EventLog):
         self.log_error(reason)
 
     def _cut_off(self, code: int) -> None:
-        """Logs that a signal ends the process while the main thread is in a long call."""
         words = "stopped by a signal during a long call: progress since the last checkpoint is lost"
 
         def write() -> None:
@@ -167,7 +159,6 @@ class RunLog(events.EventLog):
         _soon(write)
 
     def _say_last(self, words: str, code: int) -> None:
-        """Logs the watchdog's last message, and the end of the run."""
         try:
             self.say(words)
             if jax.process_index():  # whose console shows nothing else

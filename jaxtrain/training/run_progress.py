@@ -47,7 +47,6 @@ class Validated:
     Attributes:
         done: completed steps of the state.
         seen: examples that the run had seen. After a rollback, the same steps have seen others.
-        examples: digest of what validated it (:class:`Criterion`).
         values: by metric name; NaN for NaN/Inf.
         kept: whether its checkpoint could be written if it was the best one.
     """
@@ -91,12 +90,7 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class UnmetGate:
-    """A gate of ``loop.gates`` that a validation did not meet.
-
-    Attributes:
-        done: completed steps of the validation that decided it.
-        value: of the gate's metric.
-    """
+    """A gate of ``loop.gates`` that a validation did not meet."""
 
     gate: Gate
     done: int
@@ -144,9 +138,6 @@ class RunProgress:
 
         Other hosts may see an outdated file on a network disk, and early stopping must be the same
         in all processes.
-
-        Raises:
-            InputError, RunAgain: in all processes, if the disk does not respond.
         """
 
         def read() -> str:
@@ -177,7 +168,11 @@ class RunProgress:
         )
 
     def write(self) -> None:
-        """Writes the file, in process 0."""
+        """Writes the file, in process 0.
+
+        Raises:
+            OSError: it is as before.
+        """
         content = {
             "last_equal": self.last_equal,
             "validations": [entry.to_json() for entry in self._validations],
@@ -244,11 +239,6 @@ def unmet_gate(settings: config.Loop, run_progress: RunProgress) -> UnmetGate | 
 
 
 def _parsed(stored: Mapping[str, Any]) -> tuple[list[Validated], int | None]:
-    """Returns the validations and the last equal step of the file.
-
-    Raises:
-        ValueError: it has another form.
-    """
     entries, last_equal = stored.get("validations"), stored.get("last_equal", "")
     if not isinstance(entries, list):
         raise ValueError("it lacks the validations")

@@ -47,9 +47,6 @@ class Results:
         Training metrics are compared with their beginning only if there are two separate windows of
         steps; otherwise their mean is shown. A validation repeats the same examples, so the first
         one of the run is compared with the last one.
-
-        Args:
-            validations: of the complete run, in order.
         """
         steps = max(len(values) for values in self._values.values())
         window = max(_LEAST_WINDOW, steps // 10)
@@ -72,7 +69,6 @@ class Results:
 
 
 def _change(name: str, values: Sequence[str]) -> str:
-    """Returns "NAME FIRST -> LAST", or "NAME VALUE" if they are equal."""
     return f"{name} {' -> '.join(dict.fromkeys(values))}"
 
 
@@ -190,9 +186,6 @@ def write_report(directory: Path, say: Callable[[str], None], largest: float = m
     """Writes ``report.html`` of a run that has ended, and prints its path.
 
     A failure is only a warning.
-
-    Args:
-        largest: bytes of records above which it is not written.
     """
     try:
         from jaxtrain.reporting import page, planned, run_files
@@ -226,7 +219,6 @@ def resume_command(
 
     Args:
         arguments: of the command line; empty if no command line gives this run.
-        directory: of the run, or its URL.
     """
     if not arguments:
         changes = ", ".join(f'"{name[2:]}": {value}' for name, value in (longer or {}).items())
@@ -244,11 +236,7 @@ def _typed(directory: Path | str) -> str:
 
 
 def fit_command(program: str, arguments: Sequence[str]) -> str:
-    """Returns the command that looks for overrides with which a run fits its GPUs.
-
-    Args:
-        arguments: of the command line; if empty, so is the command.
-    """
+    """Returns the command that looks for overrides with which a run fits its GPUs."""
     if not arguments:
         return ""
     without: dict[str, str | None] = {"--simulate-devices": None, "--track": None}
@@ -260,7 +248,6 @@ def find_nan_command(program: str, config_name: str, directory: Path | str) -> s
 
     Args:
         config_name: a shipped config, or the path of a file, which may define the model.
-        directory: of the run, or its URL.
     """
     own = ("--config", config_name) if config_name.endswith(".py") else ()
     return f"{program} find-nan {shlex.join([_typed(directory), *own])}"
@@ -274,7 +261,6 @@ def _more_patience(settings: config.Loop) -> dict[str, str]:
 
 
 def _twice_as_long(settings: config.Loop) -> dict[str, str]:
-    """Returns the override that doubles the length of the run."""
     for name in ("steps", "epochs", "tokens_per_param"):
         length = getattr(settings, name)
         if length is not None:

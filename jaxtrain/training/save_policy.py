@@ -136,7 +136,6 @@ class SavePolicy:
     def _start(
         self, position: Position, state: State, best: Best | None, *, regular: bool = True
     ) -> saver.SaveFailed | None:
-        """Begins a save; returns the failure if it fails at once."""
         kinds = (*((CHECKPOINTS,) if regular else ()), *((BEST,) if best else ()))
         if not kinds:
             return None

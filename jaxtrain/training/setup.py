@@ -89,12 +89,8 @@ class TrainSetup:
 
     Attributes:
         state: the first state; :meth:`take_state` releases it.
-        step: compiled; (state, batch, scalars) -> (state, metrics).
         before_step: called before each step with the number of completed steps and the state; it
             starts the profiler for ``--profile``.
-        batches: the global training batches from the run's position on.
-        example_file: path of an input file, on which a user can try the model; may be empty.
-        replay: computes a step twice; None without ``loop.replay_every``.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
     """
 
@@ -191,9 +187,7 @@ class OpenedDirectory:
 
     Attributes:
         path: the run directory; for a run in a bucket, its folder in the cache.
-        uploader: of a run in a bucket; None for one on disk.
         start: the verified checkpoint to start from, if any, and the intent that is recorded.
-        position: where the run starts.
     """
 
     path: Path
@@ -212,11 +206,7 @@ class OpenedDirectory:
 def open_directory(
     run: config.Run, flags: RunFlags, log: RunLog, stack: contextlib.ExitStack
 ) -> OpenedDirectory:
-    """Locks the run directory, chooses the checkpoint to start from, and opens the run's log.
-
-    Raises:
-        InputError, RunAgain: in all processes.
-    """
+    """Locks the run directory, chooses the checkpoint to start from, and opens the run's log."""
     say = log.say
     with log.phases.within("start"):  # may read a complete checkpoint
         preflight.check(run, resumes=flags.resume is not None or flags.again)
@@ -265,7 +255,6 @@ def _open_start(
     uploader: Uploader | None,
     log: RunLog,
 ) -> start.Start:
-    """Decides in process 0 where the run starts, and returns it in all processes."""
     cache_root = cache.root(run.data.cache_dir)
 
     def say(line: str) -> None:
@@ -309,7 +298,6 @@ class OpenedData:
     """What a run reads.
 
     Attributes:
-        broken_file_limit: ends the run if too many are broken.
         init_from: local path of the initial parameters, if any.
     """
 
@@ -325,11 +313,7 @@ class OpenedData:
 
 
 def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> OpenedData:
-    """Opens the data, and downloads the initial parameters of a new run.
-
-    Raises:
-        InputError: the data are missing, too many files are broken, or processes differ.
-    """
+    """Opens the data, and downloads the initial parameters of a new run."""
     quarantine = Quarantine.open(directory.path, jax.process_index())
     with log.phases.within("data", allowance_s=None):  # may download
         model = run.model
@@ -341,11 +325,7 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
 
 
 def _with_weights(run: config.Run, directory: OpenedDirectory, say: Say) -> Any:
-    """Returns the model's config with the local weights of a new run, which may not change.
-
-    Raises:
-        InputError: they differ from those that an earlier start of this run began with.
-    """
+    """Returns the model's config with the local weights of a new run, which may not change."""
     intent = directory.start.intent
     if intent.kind == "weights":
         model = dataclasses.replace(run.model, init_from=intent.typed)
@@ -378,12 +358,6 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
     """Opens both splits, in process 0 first, which writes the caches.
 
     A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
-
-    Args:
-        model: the run's model, with a local ``init_from``.
-
-    Raises:
-        InputError: the processes have different data.
     """
     data = run.data if start_from is None else run.data.for_resume(start_from)
     if jax.process_count() > 1:
@@ -405,11 +379,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
 
 
 def _prepare_together(data: Any, model: Any, say: Say) -> None:
-    """Makes a part in each process of what the data need and the cache lacks.
-
-    Raises:
-        InputError: the processes do not share the folder, or it takes long.
-    """
+    """Makes a part in each process of what the data need and the cache lacks."""
     missing = list[Preparation]()
 
     def begin() -> str:
@@ -435,11 +405,6 @@ def _prepare_together(data: Any, model: Any, say: Say) -> None:
 def _quarantined(
     run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
 ) -> BrokenFileLimit:
-    """Records the input files that were found broken when the data was opened.
-
-    Raises:
-        InputError: too many are broken.
-    """
     if jax.process_index() == 0:
         quarantine.add_all(sources.bad, during="index")
     limit = BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
@@ -534,7 +499,6 @@ class OpenedState:
 
     Attributes:
         state: the first state; None after it was taken.
-        meta: the metadata of its checkpoints.
     """
 
     state: State | None
@@ -545,12 +509,7 @@ class OpenedState:
 def open_state(
     built: StepSetup, directory: OpenedDirectory, data: OpenedData, log: RunLog
 ) -> OpenedState:
-    """Makes or restores the first state, and reads what the run has recorded of its progress.
-
-    Raises:
-        InputError: the checkpoint or the weights do not fit.
-        RunAgain: a disk does not respond.
-    """
+    """Makes or restores the first state, and reads what the run has recorded of its progress."""
     run, sources = built.run, data.sources
     meta = describe(run, sources.train.fingerprint, directory.start.intent.id)
     state = first_state(
@@ -603,11 +562,7 @@ def open_step(
     hours: float | None,
     stack: contextlib.ExitStack,
 ) -> TrainSetup:
-    """Compiles the step, and opens the batches and what validates, saves, and stops.
-
-    Raises:
-        InputError: a flag does not match the run.
-    """
+    """Compiles the step, and opens the batches and what validates, saves, and stops."""
     run, say, uploader, position = built.run, log.say, directory.uploader, directory.position
     profiler.check(profiler.span(flags.profile), position.done, built.total, say)
     log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
@@ -731,7 +686,6 @@ def _open_saver(
     log: RunLog,
     stack: contextlib.ExitStack,
 ) -> tuple[CheckpointSaver, SavePolicy]:
-    """Opens what writes checkpoints, and begins to upload them, for a run in a bucket."""
     run, say, uploader = built.run, log.say, directory.uploader
     # The cache prints a warning once, not after each save.
     point_latest = functools.partial(
@@ -768,8 +722,6 @@ def _open_saver(
 
 
 def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callable[[], None]:
-    """Returns what to do after each complete save."""
-
     def action() -> None:
         saved()
         if uploader is not None:

@@ -58,9 +58,6 @@ class State:
 class ModelDefinition:
     """A model without its arrays: converts arrays to a callable module and back.
 
-    Args:
-        freeze: dotted paths; parameters below them are not trained.
-
     Attributes:
         params: dotted path -> shape and dtype.
         frozen: dotted paths of the parameters that are not trained.
@@ -193,9 +190,6 @@ def jit_init(
     """Jits the initialization of a state, which then takes no arguments.
 
     Each shard is computed on its device, and no host has the full arrays.
-
-    Args:
-        rule: the same as for ``target``.
     """
     return jax.jit(
         lambda: _initial(definition, optimizer, jax.random.key(seed)),
@@ -207,7 +201,14 @@ def jit_init(
 def with_values(
     state: State, params: Mapping[str, np.ndarray], extras: Mapping[str, np.ndarray]
 ) -> State:
-    """Replaces the values of some arrays of a state, and keeps their shardings."""
+    """Replaces the values of some arrays of a state, and keeps their shardings.
+
+    Args:
+        params: dotted path -> the full array, on each host.
+
+    Raises:
+        ValueError: there is no such array, or it has another shape.
+    """
 
     def among(old: Arrays, new: Mapping[str, np.ndarray]) -> Arrays:
         arrays = dict(old)
@@ -261,7 +262,6 @@ def _initial(
 
 
 def _split(module: Any) -> tuple[Any, nnx.State, nnx.State]:
-    """Splits a module into graph definition, parameters, and everything else."""
     graph, params, extras = cast(Any, nnx.split)(module, nnx.Param, ...)
     return graph, params, extras
 

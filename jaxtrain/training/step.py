@@ -49,7 +49,6 @@ class StageOps(NamedTuple):
     Attributes:
         prepare_params: float32 shards -> the compute dtype, and gathered if the stage gathers
             once per step.
-        module: prepared parameters and extras -> callable module.
         finish_grads: gradients of prepared parameters -> float32, sharded like the parameters:
             reduce-scattered, or all-reduced if nothing is sharded.
     """

@@ -45,8 +45,7 @@ _ALARM_STEPS, _NEVER, _ALWAYS = 500, 0.55, 0.98
 
 
 class Canaries:
-    """Judges each validation of a run. All processes make the same calls and reach the same result.
-    """
+    """Judges each validation of a run. All processes make the same calls, with the same result."""
 
     def __init__(
         self,

@@ -169,12 +169,6 @@ def _described(
     grads: Mapping[str, str],
     largest: Mapping[str, np.ndarray],
 ) -> Origin:
-    """Describes what the computation found.
-
-    Args:
-        losses: "NaN" or "Inf" for the loss and each metric that has one.
-        largest: the largest absolute value of each gradient.
-    """
     if not losses and not grads:
         name = max(largest, key=lambda name: float(largest[name]))
         if largest[name] > float(jnp.finfo(jnp.float32).max) ** 0.5:
@@ -241,7 +235,6 @@ def _shown(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Returns the first names, and the number of the others."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -255,7 +248,6 @@ def checked(step: TrainStep, rate_flag: str, keep: Callable[[State, Batch, str],
 
     Args:
         step: compiled; it must not donate the state if ``keep`` saves it.
-        rate_flag: the flag of the learning rate.
         keep: saves the state before a step with NaN/Inf and its batch, with the reason; returns
             the command that examines them, or "".
     """

@@ -175,7 +175,6 @@ class Replay:
         raise RunAgain(f"{why}; the state is discarded{moved}{again}")
 
     def _set_aside(self, why: str) -> str:
-        """Moves the checkpoints since the last agreement, on disk and in the bucket; process 0."""
         problem = ""
         try:
             self._checkpoints.suspect_after(self._last_equal, why)

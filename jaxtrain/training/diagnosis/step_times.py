@@ -67,10 +67,8 @@ class Slow(NamedTuple):
     """A slow process.
 
     Attributes:
-        process: its number.
         kind: what it is slow at, ``INPUT``, ``PROGRAM``, or ``LIMIT``.
         own_s: seconds per step for which it does that.
-        others_s: the median of the other processes.
     """
 
     process: int
