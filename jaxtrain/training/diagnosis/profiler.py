@@ -80,7 +80,7 @@ def span(text: str | None) -> tuple[int, int] | None:
 
 
 def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[str], None]) -> None:
-    """Checks that a trace begins within the run; prints a note if a resumed run is already past it."""
+    """Checks that a trace begins within the run; prints a note if a resumed run is past it."""
     if steps is None:
         return
     if problem := too_late(steps, total):
