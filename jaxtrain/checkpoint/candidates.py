@@ -36,10 +36,7 @@ class CheckpointCandidates:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        say: Say = lambda line: None,
-        bucket_run: RemoteRun | None = None,
+        self, directory: Path, say: Say = lambda line: None, bucket_run: RemoteRun | None = None
     ) -> None:
         self.directory, self.bucket_run = directory, bucket_run
         self._say = say

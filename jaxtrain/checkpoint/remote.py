@@ -10,13 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jaxtrain.checkpoint import own_files, pointer
-from jaxtrain.checkpoint.pointer import (
-    CHECKPOINTS,
-    KINDS,
-    STATE,
-    Damaged,
-    Pointer,
-)
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, KINDS, STATE, Damaged, Pointer
 from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, mark_copy
 from jaxtrain.errors import InputError
 from jaxtrain.storage import file_copies, lock, run_marker

@@ -168,9 +168,7 @@ class CheckpointSaver:
         self._args = ocp.args
         self._votes = Votes(store, SAVE_TIMEOUT_S)
         self._checkpointer = orbax_compat.checkpointer(
-            own_disk=uploads is not None,
-            timeout_s=SAVE_TIMEOUT_S,
-            barrier=self._votes.barrier,
+            own_disk=uploads is not None, timeout_s=SAVE_TIMEOUT_S, barrier=self._votes.barrier
         )
         self._thread: threading.Thread | None = None
         self._failure: SaveFailed | None = None

@@ -98,12 +98,7 @@ class Uploader:
     """A run in a bucket. All processes create one and make the same calls."""
 
     def __init__(
-        self,
-        bucket: Bucket,
-        directory: Path,
-        *,
-        say: Say,
-        expires_s: float = lease.EXPIRES_S,
+        self, bucket: Bucket, directory: Path, *, say: Say, expires_s: float = lease.EXPIRES_S
     ) -> None:
         self.directory = directory
         self._bucket, self._say = bucket, say

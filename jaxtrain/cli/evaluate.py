@@ -98,11 +98,7 @@ def main(flags: commands.Evaluate) -> int:
             say=terminal.say,
         )
     config = evaluation.MeterConfig(
-        precision=flags.precision,
-        **size,
-        lpips=flags.lpips,
-        backbone=flags.backbone,
-        i3d=flags.i3d,
+        precision=flags.precision, **size, lpips=flags.lpips, backbone=flags.backbone, i3d=flags.i3d
     )
     meter = config.build(flags.sources) if pair is None else pair.meter(config)
     counter = video.Counter(len(clips), "clip")

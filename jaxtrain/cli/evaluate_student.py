@@ -145,9 +145,7 @@ def findings(meter: evaluation.Meter, measured: Sequence[evaluation.ClipMetrics]
                 [(name, *cells[1:-1]) for name, *cells in _rows(of_cells, to_teacher)],
             ),
             Table(
-                "each alone",
-                ("teacher", "student", gap),
-                _rows(of_alone, list(of_alone.estimates)),
+                "each alone", ("teacher", "student", gap), _rows(of_alone, list(of_alone.estimates))
             ),
         ],
         notes=[

@@ -172,10 +172,7 @@ def encode(flags: commands.Encode) -> int:
 
 
 def _encode_one(
-    model: "Autoencoder",
-    video: Video,
-    storage: latent_files.Storage,
-    flags: commands.Encode,
+    model: "Autoencoder", video: Video, storage: latent_files.Storage, flags: commands.Encode
 ) -> None:
     counter = Counter(video.frames)
     encoded = latent_files.encode(model, video, flags.target, storage, counter.one)
@@ -272,11 +269,7 @@ def _decode_folder(flags: commands.Decode) -> int:
     cluster = job_flags.cluster(flags)
     todo = video_folder.items(flags.latents, flags.target, _LATENTS, ".mp4", terminal.out)
     model = autoencoder(flags, "decode")
-    settings = {
-        "weights": model.digest(),
-        "precision": flags.precision,
-        "crf": flags.crf,
-    }
+    settings = {"weights": model.digest(), "precision": flags.precision, "crf": flags.crf}
     work = functools.partial(_decode_file, flags.crf)
     return process_folder(model, todo, flags, settings, work, "decoding", cluster)
 

@@ -46,9 +46,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
     top = element("tr", *(element("th", cell, scope="col") for cell in head))
     body = (
         element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell) for cell in row[1:]),
+            "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
         )
         for row in rows
     )

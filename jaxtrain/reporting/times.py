@@ -159,10 +159,7 @@ def by_start(history: Sequence[Mapping[str, Any]]) -> list[tuple[Attempt, Accoun
         else:
             idle_s += gap
         of_start = Account(
-            seconds=seconds,
-            kept_steps=round(kept),
-            repeated_steps=round(repeated),
-            idle_s=idle_s,
+            seconds=seconds, kept_steps=round(kept), repeated_steps=round(repeated), idle_s=idle_s
         )
         accounts.append((attempt, of_start))
     return accounts

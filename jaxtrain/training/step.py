@@ -129,12 +129,7 @@ def build_train_step(
         seed: an example's randomness is a function of it and of the example's place in the order.
     """
     gradients = build_gradients(
-        definition,
-        rule,
-        precision=precision,
-        accumulate=accumulate,
-        seed=seed,
-        receive=receive,
+        definition, rule, precision=precision, accumulate=accumulate, seed=seed, receive=receive
     )
 
     def train_step(state: State, batch: Batch, scalars: Scalars) -> Any:

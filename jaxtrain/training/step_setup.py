@@ -15,23 +15,13 @@ from jaxtrain import config
 from jaxtrain.config import param_groups, run_length
 from jaxtrain.config.run_length import Position
 from jaxtrain.ops import attention
-from jaxtrain.optim.build import (
-    make_optimizer,
-    muon_sentence,
-    without_effect,
-)
+from jaxtrain.optim.build import make_optimizer, muon_sentence, without_effect
 from jaxtrain.optim.schedule import Schedule
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.terminal import Say
 from jaxtrain.training import skip_step
 from jaxtrain.training.model_flops import model_flops
-from jaxtrain.training.state import (
-    ModelDefinition,
-    State,
-    abstract_state,
-    jit_init,
-    saved_part,
-)
+from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init, saved_part
 from jaxtrain.training.state_size import parameter_count
 from jaxtrain.training.step import build_train_step, jit_train_step
 from jaxtrain.xla.step_cost import StepCost

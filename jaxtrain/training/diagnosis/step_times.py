@@ -33,10 +33,7 @@ _LEAST_STEPS = 5
 INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
 _MEANINGS = {
     INPUT: ("waits for its data", "raise --data.workers, or check its disk and network"),
-    PROGRAM: (
-        "works between steps",
-        "check for other programs, or a slow disk on this host",
-    ),
+    PROGRAM: ("works between steps", "check for other programs, or a slow disk on this host"),
     LIMIT: (
         "is stopped by its CPU limit",
         "raise the limit of its container (docker run --cpus, a pod's limits) or cgroup (cpu.max)",
