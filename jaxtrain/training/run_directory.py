@@ -227,7 +227,7 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 def write_config(
     directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Writes ``config.json``, and the same for TensorBoard, in process 0; a failure is a warning."""
+    """Writes ``config.json``, and the same for TensorBoard, in process 0; failure is a warning."""
     if jax.process_index() != 0:
         return
     from jaxtrain.telemetry import tensorboard  # importing it takes a while
