@@ -306,11 +306,6 @@ class OpenedData:
     broken_file_limit: BrokenFileLimit
     init_from: str | None
 
-    @property
-    def digest(self) -> str:
-        """Returns a digest of the examples of both splits."""
-        return digest_of_data(self.sources)
-
 
 def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> OpenedData:
     """Opens the data, and downloads the initial parameters of a new run."""
@@ -577,7 +572,7 @@ def open_step(
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
     with log.phases.within("compile"):
         code = consistency.digest_of(first.meta.code)
-        step = compile_in_all_processes(built, flags, log, code, data.digest)
+        step = compile_in_all_processes(built, flags, log, code, digest_of_data(data.sources))
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
@@ -708,26 +703,23 @@ def _open_saver(
     if uploader is not None:
         kept = run.checkpoint
         uploader.start(kept.keep, kept.every_steps, resumed, kept.milestones)
+
+    def saved() -> None:
+        point_latest()
+        if uploader is not None:
+            uploader.check()
+
     save_policy = SavePolicy(
         checkpoints,
         first.meta,
         first.run_progress,
         say,
-        _after_save(point_latest, uploader),
+        saved,
         built.definition.file_weights,
     )
     # Validations after the position, if the run went back, must not count at a later start.
     save_policy.write_progress()
     return checkpoints, save_policy
-
-
-def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callable[[], None]:
-    def action() -> None:
-        saved()
-        if uploader is not None:
-            uploader.check()
-
-    return action
 
 
 def compile_in_all_processes(

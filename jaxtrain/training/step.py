@@ -4,8 +4,7 @@
 accumulation are composed when the step is built; the step itself has no flags. Only the model reads
 the contents of a batch.
 
-Reading order: :func:`build_train_step`, :func:`build_gradients`, then :func:`_gradients`. The rest
-is small.
+Reading order: :func:`build_train_step`, then :func:`build_gradients`. The rest is small.
 """
 
 from collections.abc import Callable, Mapping
@@ -177,11 +176,15 @@ def build_gradients(
 ) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
     """Builds the first part of a step, with the arguments of :func:`build_train_step`.
 
+    The gradient is over one batch, or over a scan of microbatches, whose sums are accumulated and
+    divided once, so that the result equals that of the full batch even if microbatches have
+    different weights. Frozen parameters have no gradient.
+
     Returns:
         A pure function: (params, extras, batch, positions [B]) -> gradients of the summed loss,
         sums, and the following extras. An example's position is the number of those before it.
     """
-    stage = stage_ops(definition, rule, precision)
+    stage, mesh = stage_ops(definition, rule, precision), rule.mesh
 
     def loss(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
@@ -190,22 +193,6 @@ def build_gradients(
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
         total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
-
-    return _gradients(loss, stage, definition, rule.mesh, accumulate)
-
-
-def _gradients(
-    loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
-    stage: StageOps,
-    definition: ModelDefinition,
-    mesh: jax.sharding.Mesh,
-    accumulate: int,
-) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
-    """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
-
-    Sums are accumulated and divided once, so the result equals that of the full batch even if
-    microbatches have different weights. Frozen parameters have no gradient.
-    """
 
     def microbatch_gradients(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
