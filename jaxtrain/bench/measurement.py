@@ -51,7 +51,6 @@ def measure(request: dict[str, Any], send: Send) -> None:
     """Measures startup, then each of ``request["parts"]``; a part that fails gets a note.
 
     Args:
-        request: the arguments of :func:`jaxtrain.bench.request.findings`.
         send: receives all findings after each part: ``rows`` (name -> number or
             :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part ->
             why it was skipped or failed), ``failed`` (the parts that failed; the others were
@@ -160,7 +159,6 @@ class _Session:
         """Runs one step; returns its metrics, perhaps before they are computed.
 
         Args:
-            batch: on the devices.
             step: the program; None is :attr:`step`.
         """
         self._state, metrics = (step or self.step)(self.state, batch, self._scalars)

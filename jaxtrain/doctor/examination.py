@@ -46,10 +46,6 @@ def examine(request: Mapping[str, Any], limit_s: float = LIMIT_S) -> Iterator[Ev
     Args:
         request: the run to check: its ``config`` and ``overrides``, and the flags ``output_dir``,
             ``resume``, and ``simulate_devices`` as typed; None if not set.
-        limit_s: for all checks together.
-
-    Raises:
-        InputError: the config is wrong.
     """
     group = "start"
     scratch: list[str] = []
@@ -91,12 +87,8 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     Without a connection to the other processes, the group "processes" is the last one.
 
     Args:
-        request: see :func:`examine`.
         send: takes {"about": ...} once, {"group": name} when a group begins, {"finding": ...}, and
             {"scratch": folder} for a folder to remove if this process dies.
-
-    Raises:
-        InputError: the config is wrong.
     """
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
     gpu_memory.share_memory(os.environ)

@@ -80,13 +80,8 @@ class StudentMeter(Meter):
     """Measures a student and its teacher on the same clips.
 
     Args:
-        student: the student.
-        teacher: the teacher, whose latents it was checked to have.
         measures: name -> measure.
         frames, height, width: size of a clip.
-
-    Raises:
-        InputError: the student does not take this size.
     """
 
     def __init__(

@@ -42,16 +42,7 @@ def write(
     """Writes the card into a folder, unless it has one, which its owner may have edited.
 
     Args:
-        folder: the exported model.
-        model: its config.
-        source: where its parameters come from; a checkpoint describes the training.
-        repository: ``ORG/MODEL`` on the Hub; None if the folder stays local.
         license_name: such as ``apache-2.0``; None leaves the field to the user.
-        parameters: their number.
-        checks: sentences about how the exported files were checked.
-
-    Returns:
-        Whether the card was written.
     """
     path = folder / huggingface.CARD
     if path.exists():

@@ -61,7 +61,6 @@ class Worker:
 
     Attributes:
         number: counts the workers of this process, from 0.
-        cpus: how many it may use.
         check: raises an exception once the command has failed or is stopped. Threads call it often.
     """
 
@@ -158,11 +157,7 @@ class Processes:
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
-        """Implements :meth:`Engine.map`.
-
-        Raises:
-            RunAgain: workers end before they begin.
-        """
+        """Implements :meth:`Engine.map`."""
         if not worker_process.may_start():
             self.say("this process is a worker of a pool, and may start no others: it works alone")
             yield from Threads(1).map(begin, items)

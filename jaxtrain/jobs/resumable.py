@@ -140,10 +140,8 @@ class Outcome:
     """What happened to the items of a command.
 
     Attributes:
-        skipped: how many were made before.
         failed: name -> reason, also of items that failed before and were not tried again.
         left: items that other parts have not made yet.
-        totals: sum of each detail that is a number.
     """
 
     made: int
@@ -184,7 +182,6 @@ def run(
     """Makes the outputs that do not exist yet.
 
     Args:
-        begin: called once in each worker; can be pickled.
         out: the folder of the outputs, or the URL of a folder in a bucket.
         settings: all that an output depends on besides its input, for JSON. OUT then has one set,
             with these settings. None is for a cache, where the names of outputs depend on them:
@@ -252,7 +249,6 @@ def check_complete(out: Path | str) -> None:
     """Checks that a folder's set is complete, or that it has none: :func:`run` never wrote there.
 
     Raises:
-        InputError: the set is not complete.
         DiskAway: the folder cannot be read now.
     """
     place = _place(out)

@@ -152,11 +152,7 @@ class Scaling(NamedTuple):
     """What follows from depth, by the rules of nanochat at 92d63d4; see :meth:`Config.scaling`.
 
     Attributes:
-        tokens: length of the run.
         batch_tokens: tokens per step.
-        steps: length of the run.
-        rate_scale: factor on all learning rates.
-        decay_scale: factor on the weight decay.
     """
 
     tokens: int
@@ -255,11 +251,7 @@ class Config(causal.CausalConfig):
 
     @classmethod
     def of_2026(cls, **fields: Any) -> "Config":
-        """Returns the model of 2026.
-
-        Args:
-            **fields: sizes, and what replaces its fields.
-        """
+        """Returns the model of 2026."""
         return cls(**{**_OF_2026, **fields})
 
     @property
@@ -407,11 +399,7 @@ class Config(causal.CausalConfig):
 
     @classmethod
     def from_sizes(cls, sizes: Sizes) -> "Config":
-        """Returns the config of a network; a field that follows from the depth is None.
-
-        Raises:
-            InputError: the network has another feed-forward width, or other positions.
-        """
+        """Returns the config of a network; a field that follows from the depth is None."""
         for name, given, ours in (
             ("intermediate_size", sizes.ff, _FF * sizes.hidden),
             ("rope_theta", sizes.rotary_base, _ROTARY_BASE),
@@ -466,11 +454,7 @@ class Config(causal.CausalConfig):
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Infers the config from weights; assumes that the heads follow from the width.
-
-        Raises:
-            InputError: the weights are not of this model.
-        """
+        """Infers the config from weights; assumes that the heads follow from the width."""
         table = TRANSFORMERS if any(name.startswith("model.") for name in tensors) else NANOCHAT
         word, keys_of = table.name("lm_head.words"), table.name("blocks.{}.k")
         key = keys_of.format(0)
@@ -506,11 +490,7 @@ class Config(causal.CausalConfig):
             raise InputError(f"{source} does not have weights of this model: {error}") from error
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Does the same as in the base class, and cuts the rows that pad nanochat's vocabulary.
-
-        Raises:
-            InputError: lists the arrays that are missing, extra or misshapen.
-        """
+        """Does the same as in the base class, and cuts the rows that pad nanochat's vocabulary."""
         padded = _UNIT_OF_WORDS * math.ceil(self.vocab_size / _UNIT_OF_WORDS)
         names = [NANOCHAT.name(of) for of in ("wte.table", "lm_head.words")]
         of_words = {*names, *(name for name in tensors if name.startswith("value_embeds."))}

@@ -68,7 +68,6 @@ def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, most: int) -> jax
         size_B: int32 [B]; a size below 1, of a blank example, counts as 1.
         mirror_B: bool [B], whether to reverse the order of the new pixels.
         new: number of new pixels.
-        most: largest size.
 
     Returns:
         float32 [B, new, most]; rows sum to 1.

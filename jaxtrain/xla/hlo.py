@@ -66,13 +66,10 @@ class Collective:
     """One collective instruction.
 
     Attributes:
-        name: of the instruction.
         kind: one of :data:`KINDS`.
         inputs: arrays per device.
         outputs: arrays per device.
-        groups: devices that communicate with each other.
         times: how often it runs per step, including loop iterations.
-        overlapped: whether computation is scheduled between its start and its end.
     """
 
     name: str
@@ -96,12 +93,7 @@ class Collective:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Returns all collectives of a compiled step, in order.
-
-    Args:
-        text: ``compiled.as_text()``.
-        devices: the number of devices.
-    """
+    """Returns all collectives of a compiled step, in order."""
     times = executions(text)
     result = []
     for name, lines in computations(text).items():
@@ -164,9 +156,6 @@ def executions(text: str) -> dict[str, int]:
 
 def kernels(text: str) -> dict[str, int]:
     """Counts how the expensive operations of a step are computed, per step and device.
-
-    Args:
-        text: ``compiled.as_text()``.
 
     Returns:
         ``attention_forward`` and ``attention_backward``: calls of cuDNN's fused attention.
@@ -396,7 +385,6 @@ class Stacks:
 
         Args:
             stack: number of the stack frame.
-            op_name: of the instruction.
         """
         line = self.line(stack, "models/") or self.line(stack, "")
         if line is None:

@@ -55,7 +55,6 @@ def by_pair(
         parts: arrays that the pair is folded from. They are gathered once for all frames and kept
             until the backward pass, since they are small. Their gradients are summed over devices
             in their dtype.
-        fold: builds the pair from the parts.
         stride: stride of the second convolution.
         remat: with "none", all frames are computed at once. Otherwise they are computed one after
             another, and the backward pass recomputes a frame's intermediate result just before it

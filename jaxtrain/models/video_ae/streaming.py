@@ -99,12 +99,8 @@ class DecoderStream:
     """Takes latents one by one and returns their frames.
 
     Args:
-        module: the autoencoder.
         latents: number of latents of the video; required only if ``module.timing.trim`` is
             "odd_latents".
-
-    Raises:
-        InputError: the number of latents is required but not given.
     """
 
     def __init__(self, module: VideoAutoencoder, latents: int | None = None) -> None:
