@@ -217,7 +217,6 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
 
 
 def _memory(cost: StepCost) -> Rows:
-    """Returns the allocator's peak, where available, and the compiler's planned memory."""
     rows: Rows = {
         "memory/compiled_gib": cost.planned_bytes / hardware.GIB,
         "memory/compiled_temporaries_gib": cost.temporaries / hardware.GIB,
@@ -234,7 +233,6 @@ def _memory(cost: StepCost) -> Rows:
 
 
 def _operations(session: _Session) -> list[dict[str, Any]]:
-    """Traces some steps; returns the slowest operations."""
     step = session.built.compile_step(profiled=True)  # on CPUs the same program, from the cache
     program = step.as_text() or ""
     devices = len(jax.local_devices())
@@ -325,7 +323,6 @@ def _save(session: _Session) -> Rows:
 
 
 def _shares(session: _Session, rows: Rows) -> Rows:
-    """Measures the device's peaks, and how close the synthetic step comes to them."""
     peaks = ceilings.measure()
     shares: Rows = {
         f"ceilings/{field.name}": getattr(peaks, field.name) for field in dataclasses.fields(peaks)

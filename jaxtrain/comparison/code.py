@@ -113,7 +113,6 @@ class Code:
 
 
 def _git(folder: Path, *arguments: str, strip: bool = True) -> str | None:
-    """Returns what git prints; None if it fails."""
     ended = _run(folder, *arguments)
     if ended.returncode:
         return None

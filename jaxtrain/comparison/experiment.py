@@ -272,7 +272,6 @@ def _verdict(
 
 
 def _is_final(answer: Comparison) -> bool:
-    """Whether no further pair is needed."""
     if answer.verdict == "identical":
         return len(answer.pairs) > 1
     return answer.verdict != "undecided"
@@ -371,7 +370,6 @@ class Experiment:
         ]
 
     def _open(self) -> list[int]:
-        """Returns the changes that need further pairs."""
         return [number for number, answer in enumerate(self._answers) if not _is_final(answer)]
 
     def _examined(self, side: Side, label: str) -> Facts:

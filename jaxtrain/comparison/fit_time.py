@@ -40,7 +40,7 @@ def fitted(run: config.Run, before: int, steps: float) -> tuple[str, ...]:
 
 
 def length(flags: RunFlags, say: Say) -> tuple[str, ...]:
-    """Returns the overrides that ``train --fit-time`` adds: as recorded in the run, or as measured."""
+    """Returns the overrides that ``train --fit-time`` adds, as recorded in the run or measured."""
     assert flags.fit_time is not None, "the flag was given"
     wanted = seconds(flags.fit_time)
     if flags.output_dir is None or bucket.is_bucket(flags.output_dir):

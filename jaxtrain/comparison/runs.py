@@ -310,7 +310,6 @@ class Trainer:
 
 
 def _step(directory: Path) -> int:
-    """Returns the newest recorded step of a run."""
     try:
         lines = (directory / run_files.METRICS).read_bytes().splitlines()
         return int(json.loads(lines[-1])["step"])

@@ -197,7 +197,6 @@ def _devices(run: Any, request: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _fitted_to_devices(run: Any) -> Any:
-    """Returns the config with a mesh that fits the devices, if it is automatic."""
     from jaxtrain.config.mesh_fit import fit_to_present_devices
 
     return fit_to_present_devices(run)[0]

@@ -218,7 +218,6 @@ def read(folder: Path, most: int | None = None) -> list[Task]:
 
 
 def _task(folder: Path, settings: Any, where: str, baselines: Mapping[str, float]) -> Task:
-    """Reads a task of ``core.yaml``, without its examples."""
     if not isinstance(settings, dict):
         raise InputError(f"{where} is {settings!r:.60}: write its settings, such as label: NAME")
     for name in ("label", "icl_task_type", "dataset_uri"):
@@ -267,7 +266,6 @@ def _baselines(file: Path) -> dict[str, float]:
 
 
 def _examples(task: Task, most: int | None) -> list[Example]:
-    """Reads the examples of a task, in the order in which they are measured."""
     examples = []
     for number, line in enumerate(_text(task.file).split("\n"), 1):
         if line.strip():

@@ -147,7 +147,6 @@ class StudentMeter(Meter):
     def _alone(
         self, original: np.ndarray, of_teacher: np.ndarray, of_student: np.ndarray
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns :attr:`StudentMetrics.alone`."""
         target, alone = self._student_target(original), (dict[str, float](), dict[str, float]())
         deviation = of_teacher.std((0, 1, 2, 3))
         noise = np.random.default_rng(0).standard_normal(of_teacher.shape, np.float32)

@@ -178,7 +178,6 @@ class Meter:
         return self._measured
 
     def _measured(self, numbered: "_Numbered") -> "Result | BadExample":
-        """Reads and measures a clip."""
         _, clip = numbered
         try:
             video = clip.read()
@@ -217,7 +216,7 @@ class Meter:
         return Drawn(clip.run.name, clip.place, image, tuple(labels))
 
     def rfvd(self) -> list[float]:
-        """Returns each model's Fréchet video distance over the measured clips; [] without features."""
+        """Returns each model's Fréchet video distance over measured clips; [] without features."""
         return [
             frechet.distance(*np.stack(of_model, axis=1)) for of_model in self._features if of_model
         ]
@@ -305,7 +304,6 @@ class Drawn(NamedTuple):
 def _begin(
     config: MeterConfig, trained: Sequence[TrainedModel], worker: engines.Worker
 ) -> Callable[[_Numbered], Result | BadExample]:
-    """Builds the meter in a worker of a cluster."""
     return config.build(trained)._begin(worker)
 
 

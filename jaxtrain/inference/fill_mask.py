@@ -173,7 +173,7 @@ class MaskedModel:
         )
 
     def log_probabilities(self, texts: Sequence[str], rows: int) -> np.ndarray:
-        """Returns each text's pseudo-log-likelihood, float64, in nats: one token masked at a time."""
+        """Returns texts' pseudo-log-likelihoods, float64, in nats, one token masked at a time."""
         chosen = list[tuple[np.ndarray, int, int]]()  # of which text, at last
         for number, text in enumerate(texts):
             ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
@@ -214,7 +214,6 @@ class MaskedModel:
             yield np.stack(tokens), np.asarray(positions, np.int32), np.asarray(targets, np.int32)
 
     def _row(self, ids: np.ndarray, size: int) -> np.ndarray:
-        """[CLS], tokens, [SEP], padding: int32 [S]."""
         row = np.full(size, self.special.pad, np.int32)
         row[0] = self.special.cls
         row[1 : 1 + len(ids)] = ids

@@ -372,7 +372,6 @@ class CausalModel:
         return batch
 
     def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Makes a batch without targets."""
         return {
             "tokens": np.full(shape, self.begin, np.int32),
             "targets": np.full(shape, attention.IGNORED, np.int32),

@@ -262,7 +262,6 @@ def _read(path: Path) -> tuple[tuple[int, ...], dict[str, str], Iterator[np.ndar
 
 
 def _numbers(about: dict[str, str], path: Path) -> dict[str, int]:
-    """Reads the numbers in the metadata of a latents file."""
     names = ("frames", "height", "width", "padding_bottom", "padding_right")
     missing = [name for name in (*names, "fps", "pixel_aspect") if name not in about]
     if missing:
@@ -293,7 +292,6 @@ def _number(name: str, text: str) -> int:
 
 
 def _ratio(text: str) -> Fraction:
-    """Parses a ratio, such as 30000/1001."""
     # Fraction itself would compute the digits of "1e999999999".
     if not re.fullmatch(r"\d{1,10}(/\d{1,10})?", text, re.ASCII):
         raise ValueError(f"{text[:40]!r} is not a ratio such as 30000/1001")
@@ -301,7 +299,6 @@ def _ratio(text: str) -> Fraction:
 
 
 def _check(model: "Autoencoder", source: LatentFile) -> None:
-    """Refuses latents of another model, or too few of them."""
     shape, path, numbers = source.shape, source.path, source.numbers
     factor = model.model.space_factor
     height, width = (

@@ -278,7 +278,6 @@ class _Kind:
 
 
 def _kinds(diffusers: Any) -> dict[str, _Kind]:
-    """Returns the classes of diffusers that can be teachers, by name."""
 
     def halved(model: Any) -> int:
         return int(2 ** (len(model.config.block_out_channels) - 1))
@@ -457,7 +456,6 @@ class Diffusers(Teacher):
 
 
 def _sizes(kind: _Kind, model: Any) -> tuple[int, int, int]:
-    """Returns the frames per latent, the pixels along its side, and its channels."""
     channels = model.config.get("latent_channels") or model.config.z_dim
     return kind.frames(model) if kind.image is None else 1, kind.pixels(model), channels
 
@@ -517,7 +515,6 @@ def _normalization(
 
 
 def _class_name(path: Path) -> str | None:
-    """The class of the diffusers model in a folder, or None."""
     try:
         class_name = read_json(path / "config.json").get("_class_name")
     except (OSError, ValueError):

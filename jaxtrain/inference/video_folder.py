@@ -88,7 +88,6 @@ def _begin(
     workers: int | None,
     worker: engines.Worker,
 ) -> resumable.Make:
-    """Puts the model on the devices of a worker of a cluster."""
     model = Autoencoder(trained, precision)
     turns = itertools.cycle([model.on(device) for device in model.devices()])
     at_once = workers or worker.cpus

@@ -227,7 +227,6 @@ def find(named: Named, say: Say) -> Found:
 
 
 def _cached(named: Named) -> Found:
-    """Finds a model in the cache; uses no network."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -183,7 +183,6 @@ def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str])
 
 
 def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
-    """Describes the validation of a checkpoint, which the run has recorded."""
     path = pointer.find(source)
     records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
     values: dict[str, float] = {}

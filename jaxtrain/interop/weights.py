@@ -293,13 +293,11 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
 
 
 def _model_of(path: Path) -> Any:
-    """Returns the model config in a checkpoint."""
     defined_in = pointer.read_meta(path).get("model_file")
     return from_file.model_config(_described(path), str(path), defined_in)
 
 
 def _described(path: Path) -> Mapping[str, Any]:
-    """The model config in a checkpoint, in :func:`jaxtrain.config.to_dict` form."""
     described: Any = pointer.read_meta(path)
     for name in ("config", "model"):
         described = described.get(name) if isinstance(described, Mapping) else None

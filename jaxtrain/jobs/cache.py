@@ -202,7 +202,6 @@ def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
 def _publish(
     work: Path, folder: Path, made: record.Record, say: Callable[[str], None]
 ) -> record.Record:
-    """Moves ``work`` to ``folder``, unless that is complete."""
     if folder.exists():
         other = record.read(folder, verify=True)
         if other is not None:  # without locks, another process may finish first

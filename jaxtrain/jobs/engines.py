@@ -248,7 +248,6 @@ class Processes:
 
 @contextlib.contextmanager
 def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
-    """Starts a worker process, and kills it at the end of the block."""
     context = multiprocessing.get_context("spawn")
     own_end, worker_end = context.Pipe()
     process = context.Process(target=_serve, args=(worker_end, begin, number), daemon=True)
@@ -400,7 +399,6 @@ class Ray:
                 yield item, result
 
     def _of_each_actor(self, ray: Any) -> tuple[float, int]:
-        """Returns the GPUs and CPUs that an actor reserves."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = self.gpus or 0.0
         if gpus < 0:
@@ -472,7 +470,6 @@ class _Actor:
 
 
 def _connected(address: str, say: Callable[[str], None]) -> Any:
-    """Imports Ray and connects to a cluster."""
     try:
         import ray
     except ImportError:

@@ -103,7 +103,6 @@ def _cgroup_folders() -> Iterator[Path]:
 
 
 def _first(folder: Path, *names: str) -> str:
-    """Returns the content of the first file that exists and is not empty."""
     return next((text for name in names if (text := _text(folder / name).strip())), "")
 
 

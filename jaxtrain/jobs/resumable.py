@@ -323,7 +323,6 @@ def _current(place: "_Place", items: Sequence[Item]) -> Iterator[tuple[Item, Rec
 
 
 def _is_current(record: Record | None, item: Item) -> TypeGuard[Record]:
-    """Returns whether a record is of the input as it is now."""
     return record is not None and record["identity"] == list(item.identity)
 
 
@@ -484,7 +483,6 @@ def _begin(begin: Begin, place: "_Place", mark: Path | None, worker: Worker) -> 
 
 
 def _attempt(make: Make, place: "_Place", item: Item) -> Record:
-    """Makes the output of an item and writes its record."""
     with place.working() as folder:
         made = folder / (item.output.rpartition("/")[2] or "output")
         unreadable = False

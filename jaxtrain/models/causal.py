@@ -331,7 +331,6 @@ class Block(nnx.Module):
         values: ValueEmbedding | None,
         tokens_BS: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries [B, S, N, K], keys and values [B, S, H, K]."""
         b, s, _ = x_BSD.shape
         x_BSD = self._norm(x_BSD, self.attention_norm)
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.sizes.heads, -1)

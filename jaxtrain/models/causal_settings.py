@@ -36,7 +36,7 @@ class Sizes:
     def to_settings(
         self, model_type: str, architecture: str, fixed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Returns the config.json; :mod:`jaxtrain.interop.huggingface` adds ids of special tokens."""
+        """Returns config.json; :mod:`jaxtrain.interop.huggingface` adds ids of special tokens."""
         return {
             "architectures": [architecture],
             "model_type": model_type,

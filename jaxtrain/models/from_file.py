@@ -178,7 +178,6 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
 
 
 def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
-    """Converts a field's value to the type that the field declares."""
     if isinstance(value, Mapping):
         for choice in (annotation, *typing.get_args(annotation)):
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
@@ -228,7 +227,6 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
 
 
 def _differing(model: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the known values of ``not_in_weights`` that differ from the model's."""
     differing = {}
     for field, attribute in model.not_in_weights:
         if field not in known or model.may_change(field, known):

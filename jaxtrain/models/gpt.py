@@ -322,13 +322,11 @@ class Config(causal.CausalConfig):
 
     @property
     def _gates(self) -> int:
-        """Returns the number of parameters of the gates of values."""
         each = min(causal.VALUE_CHANNELS, self.hidden) * self.shared_heads
         return self._values * each
 
     @property
     def _values(self) -> int:
-        """Returns the number of value embeddings."""
         return -(-self.depth // 2) if self.value_embeddings else 0
 
     @property

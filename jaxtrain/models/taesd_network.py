@@ -103,7 +103,6 @@ def _resizes(arrays: Arrays) -> bool:
 
 
 def _layer(arrays: Arrays, x_NHWC: jax.Array, stride: int = 1) -> jax.Array:
-    """Applies a convolution, or a block of three with a skip."""
     if "weight" in arrays:
         return _conv(arrays, "", x_NHWC, stride)
     x = x_NHWC

@@ -620,7 +620,6 @@ def _patches(x_BTHWC: jax.Array, side: int) -> jax.Array:
 
 
 def _pixels(x_BTHWC: jax.Array, side: int) -> jax.Array:
-    """Inverts :func:`_patches`."""
     b, t, h, w, c = x_BTHWC.shape
     x = x_BTHWC.reshape(b, t, h, w, c // side**2, side, side)
     return x.transpose(0, 1, 2, 6, 3, 5, 4).reshape(b, t, h * side, w * side, -1)
@@ -832,14 +831,12 @@ def _check_sizes(
     what: str,
     near: str | None = None,
 ) -> None:
-    """Compares the settings of a folder with the expected network."""
     if differing := _differing(settings, sizes, decodes):
         near = near or f"the folder of {sizes.version}'s autoencoder"
         raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
 
 
 def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) -> list[str]:
-    """Returns each setting of a folder that differs from the expected network."""
     base = settings.get("base_dim", 96)
     actual = {
         "is_residual": settings.get("is_residual", False),
@@ -876,7 +873,6 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
 
 
 def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -> np.ndarray:
-    """Returns latents_mean or latents_std of a folder."""
     values = settings.get(name)
     if (
         not isinstance(values, list)

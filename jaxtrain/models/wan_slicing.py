@@ -192,7 +192,6 @@ def _sliced(
     choice: Choice,
     rebuild: bool,
 ) -> dict[str, np.ndarray]:
-    """Slices an encoder or decoder to scale[0] / scale[1] of its channels."""
     kept = {}
     for tie in wiring.ties:
         units = wiring.units(tie)

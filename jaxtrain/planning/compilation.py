@@ -147,7 +147,6 @@ def compile_step(
 
 
 def _devices(gpu: str, gpus_per_node: int, count: int) -> Any:
-    """Returns descriptions of the GPUs to compile for."""
     of_a_node = min(count, gpus_per_node)
     return topologies.get_topology_desc(
         platform="cuda",

@@ -90,7 +90,6 @@ class Plan:
         return invocation.with_arguments("\n\n".join(filter(None, parts)))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
 
 

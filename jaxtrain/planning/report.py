@@ -125,7 +125,6 @@ def memory(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    """Lists what a step takes at the peaks, at the serial bound, and in both cases."""
     cost, time = plan.step.cost, plan.time
     flops, needed = (n / cost.devices / 1e12 for n in (cost.flops, cost.model_flops))
     lines = [
@@ -153,7 +152,6 @@ def _step(plan: Plan) -> str:
 
 
 def _traffic(plan: Plan) -> list[str]:
-    """Lists the largest collectives and the slowest link."""
     cost, time = plan.step.cost, plan.time
     if cost.devices == 1:
         return []
@@ -174,7 +172,6 @@ def _traffic(plan: Plan) -> list[str]:
 
 
 def _input(plan: Plan) -> str:
-    """Formats what a host can load, whether that suffices, and what to do otherwise."""
     given, time = plan.input, plan.time
     clips = KINDS[given.kind].unit == "clips" and not given.measured
     unit = "clips/s" if clips else "examples/s"

@@ -77,7 +77,6 @@ def _convolution(equation: Any) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """Yields the nested programs of an operation."""
     for value in params.values():
         for item in value if isinstance(value, list | tuple) else (value,):
             if hasattr(getattr(item, "jaxpr", item), "eqns"):

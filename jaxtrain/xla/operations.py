@@ -103,7 +103,6 @@ def _instructions(lines: Iterable[str]) -> Iterator[_Instruction]:
 def _moved(
     instruction: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
 ) -> float:
-    """Returns the bytes that an instruction reads and writes."""
     made = _size(instruction.shape)
     sizes = [  # one that appears twice, as in x * x, is read once
         0 if name in instruction.operands[:number] else _size(shapes.get(name, ""))

@@ -310,7 +310,6 @@ class Reconstruction(Model):
 
     @property
     def _dtype(self) -> jnp.dtype:
-        """Returns the dtype of the computation."""
         raise NotImplementedError
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:

@@ -88,7 +88,6 @@ class EncoderStream:
         return latent
 
     def _is_pending(self) -> bool:
-        """Whether frames were pushed of which a latent is missing."""
         timing = self._module.timing
         if timing.chunked:
             return self._memory is not None and self._groups < timing.latent_frames(1)

@@ -132,7 +132,7 @@ class Timing:
         return self.factor - 1
 
     def dropped_later(self, latents: range) -> list[int]:
-        """Returns which frames of latents after the first are dropped, counted from 0 in `latents`."""
+        """Returns which frames of latents after the first are dropped, counted in `latents`."""
         if not self.chunked:
             return []
         frames = range(latents.start * self.factor, latents.stop * self.factor)

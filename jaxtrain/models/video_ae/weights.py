@@ -88,7 +88,6 @@ def _memory_blocks(reference: str, first: int, stage: str) -> list[Row]:
 
 
 def _layer(reference: str, ours: str, layout: Layout = KERNEL) -> list[Row]:
-    """Returns the rows of a layer with a bias."""
     return [
         Row(f"{reference}.weight", f"{ours}.kernel", layout),
         Row(f"{reference}.bias", f"{ours}.bias"),
