@@ -136,13 +136,7 @@ class _Session:
     """Holds the compiled step and the newest state."""
 
     def __init__(
-        self,
-        built: StepSetup,
-        step: Any,
-        cost: StepCost,
-        state: State,
-        batch: Any,
-        seconds: float,
+        self, built: StepSetup, step: Any, cost: StepCost, state: State, batch: Any, seconds: float
     ) -> None:
         self.built, self.step, self.cost, self.batch = built, step, cost, batch
         self._state, self._seconds = state, seconds

@@ -250,11 +250,7 @@ class Trainer:
         raise RunAgain(f"{directory} had {TRIES} temporary failures; the last one: {why}")
 
     def _once(
-        self,
-        arguments: list[str],
-        code: Path | None,
-        gpus: str | None,
-        progress: Callable[[], str],
+        self, arguments: list[str], code: Path | None, gpus: str | None, progress: Callable[[], str]
     ) -> tuple[int, str]:
         """Starts a run once; returns its exit code, and the reason if it has one."""
         try:

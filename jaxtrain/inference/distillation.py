@@ -18,25 +18,13 @@ from flax import nnx
 
 from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.errors import InputError
-from jaxtrain.inference.evaluation import (
-    ClipMetrics,
-    Drawn,
-    Measure,
-    Meter,
-    Result,
-    defined,
-)
+from jaxtrain.inference.evaluation import ClipMetrics, Drawn, Measure, Meter, Result, defined
 from jaxtrain.inference.teachers import Teacher
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.models.video_ae import quality, samples
 from jaxtrain.models.video_ae.timing import Timing
 
-CELLS = (
-    "teacher > teacher",
-    "student > teacher",
-    "teacher > student",
-    "student > student",
-)
+CELLS = ("teacher > teacher", "student > teacher", "teacher > student", "student > student")
 """Encoder > decoder."""
 TEACHER, STUDENT = 0, 3
 """Which of them are the teacher and the student alone."""
@@ -124,10 +112,7 @@ class StudentMeter(Meter):
         self._check_numbers(clip, values)
         teacher, student = defined(self._alone(original, *latents))
         metrics = StudentMetrics(
-            video=clip.run.name,
-            place=clip.place,
-            values=defined(values),
-            alone=(teacher, student),
+            video=clip.run.name, place=clip.place, values=defined(values), alone=(teacher, student)
         )
         return Result(metrics, (_sums(*latents),))
 

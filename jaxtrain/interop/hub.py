@@ -217,9 +217,7 @@ def find(named: Named, say: Say) -> Found:
         fetch = huggingface_hub.hf_hub_download
         return Path(
             _asked(
-                named,
-                say,
-                lambda: fetch(named.repository, huggingface.INDEX, revision=info.sha),
+                named, say, lambda: fetch(named.repository, huggingface.INDEX, revision=info.sha)
             )
         )
 

@@ -170,11 +170,7 @@ class Processes:
         yield from ((item, None) for item in again)
 
     def _map_once(
-        self,
-        begin: Begin[Item, Result],
-        waiting: Iterator[Item],
-        workers: int,
-        killed: list[Item],
+        self, begin: Begin[Item, Result], waiting: Iterator[Item], workers: int, killed: list[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
         """Yields the results of items that do not kill their workers.
 

@@ -374,11 +374,7 @@ class Head(nnx.Module):
         self.norm_eps = sizes.norm_eps
 
     def __call__(
-        self,
-        embedding: Embedding,
-        x_BSD: jax.Array,
-        targets_BS: jax.Array,
-        weight_BS: jax.Array,
+        self, embedding: Embedding, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
     ) -> chunked_loss.Predictions:
         """Computes the cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = self._normalized(x_BSD), self._words(embedding)
@@ -497,11 +493,7 @@ class CausalModel(Model):
         return Cache([attention.empty_cache(*shape, dtype) for _ in blocks], before)
 
     def decode_step(
-        self,
-        tokens_BS: jax.Array,
-        count: int | jax.Array,
-        cache: Cache,
-        start: int | jax.Array,
+        self, tokens_BS: jax.Array, count: int | jax.Array, cache: Cache, start: int | jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Returns the logits after the first `count` tokens; see the base class."""
         embedding, blocks, head = self.parts()

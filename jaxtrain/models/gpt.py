@@ -224,14 +224,7 @@ class Config(causal.CausalConfig):
     )
     theirs = MappingProxyType[str, Any]({"final_logit_softcapping": 15.0})
     width_field, most_head_width = "width", _HEAD
-    in_weights = (
-        "depth",
-        "vocab_size",
-        "value_embeddings",
-        "residual_scalars",
-        "smear",
-        "backout",
-    )
+    in_weights = ("depth", "vocab_size", "value_embeddings", "residual_scalars", "smear", "backout")
     not_in_weights = (
         ("heads", "query_heads"),
         *((name, name) for name in ("norm_eps", "rotary_base", "qk_scale", "window_pattern")),

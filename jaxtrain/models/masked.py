@@ -19,15 +19,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.ops import output_layer, token_frequencies
 from jaxtrain.ops.init import normal_init
-from jaxtrain.ops.layers import (
-    Gathered,
-    Remat,
-    embed,
-    gelu,
-    layer_norm,
-    remat,
-    take_positions,
-)
+from jaxtrain.ops.layers import Gathered, Remat, embed, gelu, layer_norm, remat, take_positions
 from jaxtrain.ops.per_device import Copies, copies
 
 PAD = 0

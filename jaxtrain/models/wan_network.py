@@ -479,12 +479,7 @@ class WanVae(nnx.Module):
     """The autoencoder, with weights of zero until :func:`read` reads the real ones."""
 
     def __init__(
-        self,
-        sizes: Architecture,
-        *,
-        encodes: bool = True,
-        decodes: bool = True,
-        whole: bool = True,
+        self, sizes: Architecture, *, encodes: bool = True, decodes: bool = True, whole: bool = True
     ) -> None:
         self.patch_size = sizes.patch_size
         self.encoder = Encoder(sizes) if encodes else None

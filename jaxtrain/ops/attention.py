@@ -147,10 +147,7 @@ def _normalized_forward(
 
 
 def _normalized_backward(
-    eps: float,
-    scale: float,
-    kept: tuple[jax.Array, jax.Array, Angles],
-    grad_BSNK: jax.Array,
+    eps: float, scale: float, kept: tuple[jax.Array, jax.Array, Angles], grad_BSNK: jax.Array
 ) -> tuple[jax.Array, None, None]:
     """Rotates `inverse (grad - y mean(grad y))` back, with y of root mean square 1."""
     del eps

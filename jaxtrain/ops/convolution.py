@@ -12,11 +12,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.custom_derivatives import (
-    CustomVJPPrimal,
-    SymbolicZero,
-    custom_vjp_primal_tree_values,
-)
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero, custom_vjp_primal_tree_values
 
 from jaxtrain.ops import cpu, per_device
 from jaxtrain.ops.per_device import Wanted, platform

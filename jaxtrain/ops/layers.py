@@ -404,10 +404,7 @@ def capped(logits: jax.Array, cap: float | None) -> jax.Array:
 
 
 def cross_entropy(
-    logits: jax.Array,
-    targets: jax.Array,
-    cap: float | None = None,
-    bias: jax.Array | None = None,
+    logits: jax.Array, targets: jax.Array, cap: float | None = None, bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the cost of the targets, and whether they are the most likely tokens.
 

@@ -17,12 +17,7 @@ _LUMA, _COLOR = 255 / 219, 255 / 224
 
 
 def to_rgb(
-    luma_BThw: jax.Array,
-    chroma_BT2hw: jax.Array,
-    crop_B3: jax.Array,
-    *,
-    height: int,
-    width: int,
+    luma_BThw: jax.Array, chroma_BT2hw: jax.Array, crop_B3: jax.Array, *, height: int, width: int
 ) -> jax.Array:
     """Resizes planes to one size and converts them to RGB.
 

@@ -18,13 +18,7 @@ from jaxtrain.config.mesh_fit import fit_mesh
 from jaxtrain.data import input_rate
 from jaxtrain.data.contract import DataConfig, Estimate
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.planning import (
-    compilation,
-    efficiency,
-    fit,
-    prediction,
-    shipped,
-)
+from jaxtrain.planning import compilation, efficiency, fit, prediction, shipped
 from jaxtrain.storage import addresses
 from jaxtrain.xla import cards, platform, step_time, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
@@ -115,11 +109,7 @@ def make_plan(
     nodes = -(-devices // gpus_per_node)
     time = step_time.step_time(step.cost, card, run.precision, efficiency)
     given = input_rate.predict(
-        run,
-        min(devices, gpus_per_node),
-        nodes,
-        host,
-        (time.best, time.worst),
+        run, min(devices, gpus_per_node), nodes, host, (time.best, time.worst)
     )
     bounds = {"yes": "input", "maybe": f"{time.bound} or input"}
     bound = bounds.get(given.waits, time.bound)

@@ -292,10 +292,7 @@ def _normed(
         count = x[..., 0].size
         new_mean, new_variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
         unbiased = new_variance * (count / (count - 1))
-        for kept, old, new in (
-            (layer.mean, mean, new_mean),
-            (layer.variance, variance, unbiased),
-        ):
+        for kept, old, new in ((layer.mean, mean, new_mean), (layer.variance, variance, unbiased)):
             kept.set_value(old + _MOMENTUM * (lax.stop_gradient(new) - old))
         mean, variance = new_mean, new_variance
     wide = (1, 1, 1, -1)

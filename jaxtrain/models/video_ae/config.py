@@ -11,12 +11,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network
-from jaxtrain.models.video_ae import (
-    blocks,
-    network,
-    timing,
-    weights,
-)
+from jaxtrain.models.video_ae import blocks, network, timing, weights
 from jaxtrain.models.video_ae.losses import Channels, Teacher
 from jaxtrain.models.video_ae.reconstruction import ReconstructionConfig
 from jaxtrain.models.weight_table import WeightTable
