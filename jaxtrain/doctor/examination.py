@@ -15,7 +15,7 @@ from jaxtrain import terminal
 from jaxtrain.doctor.finding import Check, Finding, problem, run_checks
 from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.xla import gpu_memory, subprocess_worker
+from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed, environment
 
 LIMIT_S = 180.0
@@ -91,7 +91,7 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
             {"scratch": folder} for a folder to remove if this process dies.
     """
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
-    gpu_memory.share_memory(os.environ)
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import remote, resume
     from jaxtrain.doctor import checkpointing, collectives, data, hosts, machine

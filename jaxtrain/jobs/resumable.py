@@ -234,7 +234,9 @@ def run(
                 told = len(tally.failed)
                 tally.add(record)
                 for name, why in itertools.islice(tally.failed.items(), told, None):
-                    _say_failure(item, name, why, len(tally.failed) - failed, say)
+                    is_named = item.source and item.source in why
+                    line = f"failed: {why}" if is_named else f"failed: {name}: {why}"
+                    _say_first(line, len(tally.failed) - failed, "more have failed", say)
                 for note in record.get("details", {}).get("notes", ()):
                     notes += 1
                     _say_first(note, notes, "more lines of this kind follow, for other inputs", say)
@@ -347,12 +349,6 @@ class _Tally:
         self.made += details.get("inputs", 1) - len(details.get("failed", {}))
         more = {name: value for name, value in details.items() if name != "inputs"}
         self.totals.update({k: v for k, v in more.items() if type(v) is int})
-
-
-def _say_failure(item: Item, name: str, error: str, count: int, say: Say) -> None:
-    is_named = item.source and item.source in error
-    line = f"failed: {error}" if is_named else f"failed: {name}: {error}"
-    _say_first(line, count, "more have failed", say)
 
 
 def _say_first(line: str, count: int, more: str, say: Say) -> None:

@@ -188,17 +188,12 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
             f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
         )
     for number in items if isinstance(items, tuple) else (items,):
-        if isinstance(number, int | float) and not _is_sane(number):
+        too_large = isinstance(number, int) and abs(number) >= _LARGEST
+        if too_large or (isinstance(number, float) and not math.isfinite(number)):
             raise InputError(
                 f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
             )
     return items
-
-
-def _is_sane(number: float) -> bool:
-    if isinstance(number, int):
-        return abs(number) < _LARGEST
-    return math.isfinite(number)
 
 
 def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | str) -> None:

@@ -325,12 +325,9 @@ class Config(causal.CausalConfig):
     @property
     def hidden(self) -> int:
         """Returns the hidden width."""
-        return self._usual_width if self.width is None else self.width
-
-    @property
-    def _usual_width(self) -> int:
-        """Returns the width of nanochat's model of this depth, whose heads of 2026 are equal."""
-        unit = _HEAD if self.recipe == "2026" else _ASPECT
+        if self.width is not None:
+            return self.width
+        unit = _HEAD if self.recipe == "2026" else _ASPECT  # as nanochat: heads of 2026 are equal
         return unit * math.ceil(_ASPECT * self.depth / unit)
 
     @property

@@ -105,13 +105,6 @@ def collectives(text: str, devices: int) -> list[Collective]:
     return result
 
 
-def entry_name(text: str) -> str:
-    """Returns the name of the entry computation."""
-    match = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
-    assert match is not None, "HLO text has an entry computation"
-    return match[1]
-
-
 def computations(text: str) -> dict[str, list[str]]:
     """Returns the name of each computation -> its instructions, one per line."""
     lines_of: dict[str, list[str]] = {}
@@ -150,7 +143,9 @@ def executions(text: str) -> dict[str, int]:
                 for part in match[1].split(", "):
                     visit(part.lstrip("%"), count * (int(trips[1]) if trips else 1))
 
-    visit(entry_name(text), 1)
+    entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
+    assert entry is not None, "HLO text has an entry computation"
+    visit(entry[1], 1)
     return times
 
 
