@@ -433,8 +433,8 @@ def test_help_of_a_section_lists_only_its_fields(monkeypatch: pytest.MonkeyPatch
     "changes",
     [
         [],
-        ["--loop.steps", "7", "--data.blur_sigma", "0.1", "1.5"],
-        ["--data.blur_sigma", "None", "--data.path", "a b"],
+        ["--loop.steps", "7", "--data.crop", "32", "48"],
+        ["--data.crop", "None", "--data.path", "a b"],
         ["--model.teacher.encoder_weight", "0.5", "--data.windows", "fixed"],
         ["--optim.average.decay", "0.9"],
     ],
