@@ -240,7 +240,6 @@ ETTIN = Recipe(
     },
     own={
         "data.tokenizer_kind": "byte-level BPE, as the source's tokenizer is",
-        "data.(random|keep)_share": "BERT's shares, 10% each, which the source's masking has",
         "optim.warmdown_shape": "1 - sqrt, as in the source's later runs",
         "optim.decouple_lr": "the decay of optimizer.name decoupled_stableadamw",
     },
