@@ -144,9 +144,7 @@ class Perceptual(Later):
     section = "model.perceptual"
 
     weights: str
-    """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
-    backbone: str | None = None
-    """File with the state dict of torchvision's AlexNet, if weights has only the linear layers."""
+    """File with the complete state dict of `lpips.LPIPS(net="alex")`."""
     weight: bounds.Weight = 0.1
     """Weight of the mean distance between a frame and its reconstruction; 0 only measures it."""
 
