@@ -1,4 +1,4 @@
-"""Plans the shipped configs on their own GPUs, for ``plan`` without JAX's compiler for GPUs.
+"""Plans the shipped configs on the GPUs that ``plan`` takes, for ``plan`` without their compiler.
 
 Requires the extra ``cuda12``, but no GPU, and about a minute for each config:
 
@@ -16,8 +16,9 @@ from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla import cards
 
 
-def planned(name: str, gpu: str) -> shipped.Row:
+def planned(name: str) -> shipped.Row:
     """Plans a config."""
+    gpu = cards.card_of_config(name) or cards.usual_card(name)
     plan = Planner(name, (), gpu).plan()
     return shipped.Row(
         config=name,
@@ -37,14 +38,13 @@ def _rounded(least: float, most: float) -> tuple[float, float]:
 
 
 def main(names: Sequence[str]) -> None:
-    """Writes the plans of some configs, or of all that name a GPU; keeps the others."""
+    """Writes the plans of some configs, or of all; keeps the others."""
     old = {row.config: row for row in shipped.rows()} if shipped.PATH.is_file() else {}
     for name in names or files.names():
-        if gpu := cards.card_of_config(name):
-            old[name] = planned(name, gpu)
-            rows = [json.dumps(row._asdict()) for _, row in sorted(old.items())]
-            shipped.PATH.write_text("[\n" + ",\n".join(rows) + "\n]\n")
-            print(name, shipped.described(old[name]), flush=True)
+        old[name] = planned(name)
+        rows = [json.dumps(row._asdict()) for _, row in sorted(old.items())]
+        shipped.PATH.write_text("[\n" + ",\n".join(rows) + "\n]\n")
+        print(name, shipped.described(old[name]), flush=True)
 
 
 if __name__ == "__main__":

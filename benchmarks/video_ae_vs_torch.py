@@ -3,8 +3,7 @@
     python benchmarks/video_ae_vs_torch.py [--rounds N] [--section.field value ...]
 
 Both sides use the same weights, batches and optimizer. PyTorch runs eagerly on a CPU; on a GPU, in
-bfloat16 with channels last and torch.compile. Our step also augments colors (here without effect)
-and computes PSNR.
+bfloat16 with channels last and torch.compile. Our step also computes PSNR.
 """
 
 import os
@@ -108,14 +107,13 @@ def _batches(run: config.Run, count: int) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     spec = run.model.batch_spec(run.data.batch_size)
     b, t, h, w, c = spec["video"].shape
-    neutral = np.tile(np.float32([1, 1, 1, 0, 0]), (b, 1))
 
     def clips() -> np.ndarray:
         coarse = rng.uniform(0, 255, (b, t, h // 16 + 1, w // 16 + 1, c))
         return coarse.astype(np.uint8).repeat(16, 2).repeat(16, 3)[:, :, :h, :w]
 
     weight = np.ones(b, np.float32)
-    return [{"video": clips(), "augment": neutral, "weight": weight} for _ in range(count)]
+    return [{"video": clips(), "weight": weight} for _ in range(count)]
 
 
 if __name__ == "__main__":

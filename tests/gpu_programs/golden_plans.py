@@ -20,6 +20,7 @@ import pytest
 from xla import communication_formula
 
 from jaxtrain import config
+from jaxtrain.planning import shipped
 from jaxtrain.planning.planner import Planner
 from jaxtrain.sharding import AXES
 from jaxtrain.telemetry.hardware import GIB
@@ -129,6 +130,15 @@ def test_memory_is_within_2_percent(pair: tuple[dict[str, Any], dict[str, Any]])
     found, golden = pair
     for row, size in golden["memory"].items():
         assert found["memory"][row] == pytest.approx(size, rel=0.02), row
+
+
+def test_the_shipped_plan_is_this_one(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """What ``plan`` prints without the compiler; benchmarks/shipped_plans.py writes it."""
+    found, _ = pair
+    row = {row.config: row for row in shipped.rows()}[found["config"]]
+    assert row.jax == found["jax"]
+    if not CONFIGS[row.config].overrides:
+        assert row.needed_gib == pytest.approx(found["needed_gib"], rel=0.02)
 
 
 def test_collectives_are_unchanged(

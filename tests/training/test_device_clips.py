@@ -34,7 +34,7 @@ class Brightness(Model):
         self.mean = nnx.Param(jnp.full((3,), 0.2))
 
     def loss(self, batch: dict[str, jax.Array], keys_B: jax.Array) -> tuple[Any, Any, Any]:
-        assert batch.keys() - {"step"} == {"video", "augment", "weight"}
+        assert batch.keys() - {"step"} == {"video", "weight"}
         error_B = self._error(batch["video"].astype(jnp.float32) / 255)
         weight = batch["weight"].sum()
         return (error_B * batch["weight"]).sum(), weight, {"mean": (error_B.sum(), weight)}
@@ -70,7 +70,6 @@ class Config(ModelConfig):
         shape = (batch_size, self.frames, self.height, self.width, 3)
         return {
             "video": jax.ShapeDtypeStruct(shape, np.uint8),
-            "augment": jax.ShapeDtypeStruct((batch_size, 5), np.float32),
             "weight": jax.ShapeDtypeStruct((batch_size,), np.float32),
         }
 

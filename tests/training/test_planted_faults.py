@@ -94,7 +94,7 @@ if hasattr(tiny, "decoder_widths"):  # colors from the first step, as in demo
 optim = dataclasses.replace(base.optim, peak_lr=3e-3)  # the configs' are for larger models
 data = base.data
 if getattr(data, "crop", None):  # the configs' are larger than a tiny model's clips
-    data = dataclasses.replace(data, crop=(tiny.height, tiny.width))
+    data = dataclasses.replace(data, crop=(tiny.height, tiny.width), max_crop_scale=1.0)
 run = dataclasses.replace(base, model=tiny, optim=optim, data=data)
 """
 

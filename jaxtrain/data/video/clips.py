@@ -161,10 +161,11 @@ class Clips:
         """Loads one clip.
 
         Returns:
-            ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
-            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels. With a
-            teacher also ``latents``: float32 [L, h, w, C]. With ``plane_size`` in place of
-            ``video``: ``luma``, ``chroma``, and ``crop`` (:func:`jaxtrain.ops.yuv.to_rgb`).
+            ``video``: uint8 [T, H, W, 3]. If the config augments, also ``augment``: float32 [5],
+            the factors of brightness, contrast and saturation, the hue shift, and the blur's
+            sigma in pixels. With a teacher also ``latents``: float32 [L, h, w, C]. With
+            ``plane_size`` in place of ``video``: ``luma``, ``chroma``, and ``crop``
+            (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
             BadExample: a piece is damaged or missing, or too short for a clip.
@@ -191,11 +192,10 @@ class Clips:
         piece, numbers = self._choose(video, draws[0, :2])
         positions = [self._position(piece, row) for row in draws]
         examples = self._read(piece, numbers, positions)
-        factors = [self._augment(row[6:]) for row in draws]
-        return [
-            example | {"augment": np.asarray(augment, np.float32)}
-            for example, augment in zip(examples, factors, strict=True)
-        ]
+        if self.config.augments:
+            for example, row in zip(examples, draws, strict=True):
+                example["augment"] = np.asarray(self._augment(row[6:]), np.float32)
+        return examples
 
     def _read(
         self, piece: Piece, numbers: list[int], positions: list[video_frames.CropPosition]
@@ -244,9 +244,8 @@ class Clips:
         """Returns the crops of a fixed window, or the window."""
         video, place = self._video_of(clip)
         examples = self._window(video, place)
-        for number, example in enumerate(examples):
-            example["augment"] = np.asarray(IDENTITY, np.float32)
-            if self.latents is not None:
+        if self.latents is not None:
+            for number, example in enumerate(examples):
                 example["latents"] = self.latents.load(video, place * self.block + number)
         return examples
 

@@ -233,13 +233,13 @@ class ReconstructionConfig(ModelConfig):
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the arrays of a batch.
 
-        `video` uint8 [B, T, H, W, 3], `augment` float32 [B, 5] (augment.FACTORS), `weight` float32
-        [B]; with prepared latents of a teacher also `latents`, float32 [B, L, h, w, C].
+        `video` uint8 [B, T, H, W, 3], `weight` float32 [B]; with prepared latents of a teacher also
+        `latents`, float32 [B, L, h, w, C]. Data that are augmented add `augment`, float32 [B, 5]
+        (augment.FACTORS).
         """
         shape = (batch_size, self.frames, self.height, self.width, 3)
         spec = {
             "video": jax.ShapeDtypeStruct(shape, jnp.uint8),
-            "augment": jax.ShapeDtypeStruct((batch_size, augment.FACTORS), jnp.float32),
             "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
         }
         if self.teacher is not None and self.teacher.prepared:
@@ -323,7 +323,8 @@ class Reconstruction(Model):
         1]. PSNR is of the clamped reconstruction, as a viewer sees it.
         """
         video, weight_B = _to_float(batch["video"]), batch["weight"]
-        out = self._outputs(video, batch, augment.augment(video, batch["augment"]))
+        seen = augment.augment(video, batch["augment"]) if "augment" in batch else video
+        out = self._outputs(video, batch, seen)
         weight = weight_B.sum()
         total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)

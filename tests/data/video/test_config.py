@@ -57,11 +57,9 @@ def test_the_content_of_an_example(data: Path) -> None:
     assert sources.summary == "6 videos (6 good), 180 frames in pieces, 5 train / 1 val"
     for source in (sources.train, sources.val):
         example = source.example(0, _rng(0))
-        assert sorted(example) == ["augment", "video"]
+        assert sorted(example) == ["video"]
         assert example["video"].shape == (6, sample.HEIGHT, sample.WIDTH, 3)
         assert example["video"].dtype == np.uint8
-        assert example["augment"].shape == (5,)
-        assert example["augment"].dtype == np.float32
 
 
 def test_frames_are_consecutive_at_the_drawn_distance(data: Path) -> None:
@@ -86,7 +84,7 @@ def test_validation_clips_are_centered_and_not_augmented(data: Path) -> None:
     np.testing.assert_array_equal(one["video"], two["video"])
     chosen = val.validated(1)
     assert _numbers(val.example(int(chosen.indices[0]), _rng(0))) == [12, 13, 14, 15, 16, 17]
-    np.testing.assert_array_equal(one["augment"], np.array([1, 1, 1, 0, 0], np.float32))
+    assert "augment" not in one
 
 
 @pytest.mark.parametrize("count", [2, 4, 6, 9])
@@ -166,6 +164,7 @@ def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
     settings = {"jitter_probability": 0.7, "blur_probability": 0.3}
     train = _open(data, model=sample.model(frames=2, height=16, width=16), **settings).train
     drawn = np.stack([train.example(0, _rng(seed))["augment"] for seed in range(400)])
+    assert (drawn.shape, drawn.dtype) == ((400, 5), np.float32)
     jittered = np.any(drawn[:, :4] != (1, 1, 1, 0), axis=1)
     assert 0.6 < jittered.mean() < 0.8
     low, high = drawn[jittered, :4].min(axis=0), drawn[jittered, :4].max(axis=0)
