@@ -134,7 +134,6 @@ class Count:
     """What a launcher knows of the starts before.
 
     Attributes:
-        newest: the newest checkpoint that was seen.
         in_vain: how often in a row there was no later one: after a start, or while the run's disk
             was unavailable.
     """
@@ -152,10 +151,6 @@ class Count:
         """Returns the count after a start, or after another look at a run that was lost.
 
         Only a later checkpoint is progress, not any change.
-
-        Args:
-            newest: the newest checkpoint now.
-            started: whether there was a start.
         """
         lost = bool(self.lost(newest))
         later = isinstance(newest, int) and not (
@@ -166,11 +161,7 @@ class Count:
 
 
 def make_directory(directory: Path) -> list[Path]:
-    """Creates a run directory; returns the folders that were missing, the deepest first.
-
-    Raises:
-        InputError: it cannot be created.
-    """
+    """Creates a run directory; returns the folders that were missing, the deepest first."""
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
@@ -191,13 +182,7 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 
 class Process:
-    """A started process, in a process group of its own: a Ctrl-C reaches it through the launcher.
-
-    Args:
-        command: its command line.
-        environment: its variables, if they are not the launcher's.
-        output: a file for all its output.
-    """
+    """A started process in a process group of its own: a Ctrl-C reaches it through the launcher."""
 
     def __init__(
         self,
@@ -239,17 +224,12 @@ class Launcher:
     """Starts the processes of a run, waits for their end, and judges whether to start them again.
 
     Args:
-        script: the launcher's name in messages.
-        arguments: for ``jaxtrain``.
         restarts: how often an outer launcher has restarted this one.
-        python: the interpreter of the run, if it is another one.
 
     Attributes:
         directory: of the run on this host.
-        size: number of processes.
         running: the processes by index, and ``codes`` of those that have ended.
         place: of its checkpoints; None if this interpreter cannot read the bucket.
-        count: of the starts before.
         stopped_by: the first stop signal; those in ``received`` are not forwarded yet.
         made: folders to remove after a rejected start or a check, the deepest first.
     """
@@ -286,11 +266,7 @@ class Launcher:
         self.find_directory()
 
     def find_directory(self) -> None:
-        """Sets ``directory``.
-
-        Raises:
-            InputError: this interpreter cannot run jaxtrain.
-        """
+        """Sets ``directory``."""
         lacking = [name for name in _NEEDED if not _has(name)]
         python = shutil.which(self.python)
         # A crash at each start would look like a bad host.
@@ -355,9 +331,6 @@ class Launcher:
 
         Otherwise each start would be refused by the run, and the checkpoints of the other one would
         count as progress.
-
-        Raises:
-            InputError: it has not ended.
         """
         end, waits = time.monotonic() + self.limits["SAVE_S"], False
         while self.stopped_by is None and (other := lock.holder(self.directory)):
@@ -425,7 +398,6 @@ class Launcher:
         return _program(self.python, arguments)
 
     def _ended(self) -> list[int]:
-        """Returns the codes of processes that have ended since."""
         ended = []
         for index, process in list(self.running.items()):
             if (code := process.code()) is not None:
@@ -489,22 +461,13 @@ class Launcher:
         return NOTHING
 
     def arguments_of_start(self, *, again: bool) -> list[str]:
-        """Returns the user's arguments, with ``--again`` if that is right for each start.
-
-        Args:
-            again: whether there was a start before.
-        """
+        """Returns the user's arguments, with ``--again`` if that is right for each start."""
         told = option("--resume", self.arguments) is not None
         knows = told and (not again or bool(os.environ.get(LAUNCH)))
         return [*self.arguments, *([] if knows or _AGAIN in self.arguments else [_AGAIN])]
 
     def may_start(self, code: int, end: str) -> bool:
-        """Counts a start that has ended; returns whether another one may help.
-
-        Args:
-            code: the exit code.
-            end: what happens if not.
-        """
+        """Counts a start that has ended; returns whether another one may help."""
         start = f"ended with {_named(code)}, and"
         lost = self.look(start)
         if self.count.in_vain <= self.limits["MAX_RESTARTS"]:
@@ -518,10 +481,6 @@ class Launcher:
 
         Another start would create the run directory below the empty mount point and train from
         scratch.
-
-        Args:
-            start: what happened, for messages.
-            started: whether there was a start.
 
         Returns:
             What the run lacks; "" if nothing.
@@ -609,7 +568,6 @@ def _whole(name: str, default: str) -> int:
 
 
 def _named(code: int) -> str:
-    """Returns an exit code, with the name of its signal."""
     with contextlib.suppress(ValueError):
         if code > 128:
             return f"{code} ({signal.Signals(code - 128).name})"
@@ -647,7 +605,6 @@ class Local(Launcher):
         self._share = gpus // self.size if self.size > 1 else 0
 
     def _gpus(self) -> int:
-        """Returns how many GPUs the processes share."""
         simulated = option("--simulate-devices", self.arguments) is not None
         return 0 if simulated else len(platform.visible_gpus(os.environ))
 

@@ -51,7 +51,6 @@ def measure(request: dict[str, Any], send: Send) -> None:
     """Measures startup, then each of ``request["parts"]``; a part that fails gets a note.
 
     Args:
-        request: the arguments of :func:`jaxtrain.bench.request.findings`.
         send: receives all findings after each part: ``rows`` (name -> number or
             :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part ->
             why it was skipped or failed), ``failed`` (the parts that failed; the others were
@@ -137,13 +136,7 @@ class _Session:
     """Holds the compiled step and the newest state."""
 
     def __init__(
-        self,
-        built: StepSetup,
-        step: Any,
-        cost: StepCost,
-        state: State,
-        batch: Any,
-        seconds: float,
+        self, built: StepSetup, step: Any, cost: StepCost, state: State, batch: Any, seconds: float
     ) -> None:
         self.built, self.step, self.cost, self.batch = built, step, cost, batch
         self._state, self._seconds = state, seconds
@@ -160,7 +153,6 @@ class _Session:
         """Runs one step; returns its metrics, perhaps before they are computed.
 
         Args:
-            batch: on the devices.
             step: the program; None is :attr:`step`.
         """
         self._state, metrics = (step or self.step)(self.state, batch, self._scalars)
@@ -219,7 +211,6 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
 
 
 def _memory(cost: StepCost) -> Rows:
-    """Returns the allocator's peak, where available, and the compiler's planned memory."""
     rows: Rows = {
         "memory/compiled_gib": cost.planned_bytes / hardware.GIB,
         "memory/compiled_temporaries_gib": cost.temporaries / hardware.GIB,
@@ -236,7 +227,6 @@ def _memory(cost: StepCost) -> Rows:
 
 
 def _operations(session: _Session) -> list[dict[str, Any]]:
-    """Traces some steps; returns the slowest operations."""
     step = session.built.compile_step(profiled=True)  # on CPUs the same program, from the cache
     program = step.as_text() or ""
     devices = len(jax.local_devices())
@@ -327,7 +317,6 @@ def _save(session: _Session) -> Rows:
 
 
 def _shares(session: _Session, rows: Rows) -> Rows:
-    """Measures the device's peaks, and how close the synthetic step comes to them."""
     peaks = ceilings.measure()
     shares: Rows = {
         f"ceilings/{field.name}": getattr(peaks, field.name) for field in dataclasses.fields(peaks)

@@ -42,17 +42,11 @@ def findings(
     """Measures a config in a worker; returns ``failure`` and ``detail`` instead of rows on failure.
 
     Args:
-        config_name: a name or a path.
-        overrides: as typed.
         compiled: folder of compiled programs; an empty one makes a cold start.
         parts: a subset of :data:`PARTS`; () measures only startup.
         seconds: for the steps, and again for the pipeline.
         simulate_devices: number of virtual CPU devices; None uses the real ones.
         timeout_s: seconds after which the worker is stopped.
-
-    Raises:
-        InputError: the config is invalid.
-        RunAgain: a temporary failure.
     """
     request = {
         "config": config_name,

@@ -57,10 +57,7 @@ def measure(
     """Times ``action`` repeatedly; it must return only when its work is done.
 
     Args:
-        action: called once untimed, then timed.
-        least: minimum number of times, however long they take.
         at_most_s: stops after this many seconds, once ``least`` is reached.
-        most: maximum number of times.
         clock: monotonic seconds.
     """
     action()

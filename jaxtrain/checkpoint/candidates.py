@@ -33,18 +33,10 @@ class CheckpointCandidates:
 
     Args:
         directory: of the run; for a run in a bucket, a folder that receives files of a checkpoint.
-        say: receives a line for each checkpoint that is moved.
-        bucket_run: the run in a bucket, if any.
-
-    Attributes:
-        directory, bucket_run: see above.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        say: Say = lambda line: None,
-        bucket_run: RemoteRun | None = None,
+        self, directory: Path, say: Say = lambda line: None, bucket_run: RemoteRun | None = None
     ) -> None:
         self.directory, self.bucket_run = directory, bucket_run
         self._say = say
@@ -94,7 +86,6 @@ class CheckpointCandidates:
         """Returns an intact checkpoint of a step, or None and why.
 
         Args:
-            step: completed steps.
             data: its folder of files, in which case it may be in ``aside/``; "" for any.
 
         Raises:
@@ -160,9 +151,7 @@ def newest_intact(
     """Returns the newest intact checkpoint and the damage of newer ones; nothing is moved.
 
     Args:
-        checkpoints: where to look.
         kinds: the folders, in this order: the second only counts if the first has none.
-        only: whether a step counts.
 
     Raises:
         InputError, OSError, RunAgain: one cannot be verified at the moment.

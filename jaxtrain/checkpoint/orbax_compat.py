@@ -86,7 +86,6 @@ def checkpointer(
     Args:
         own_disk: whether each process has a disk of its own.
         timeout_s: for all processes to write their part.
-        barrier: waits for all processes.
     """
     options = ocp.options.MultiprocessingOptions(primary_host=None if own_disk else 0)
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)

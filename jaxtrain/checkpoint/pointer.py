@@ -76,12 +76,10 @@ class Pointer:
     """The content of a pointer.
 
     Attributes:
-        step: number of completed steps.
         saved: UTC time, such as ``2026-01-31T09:00:00Z``.
         data: folder of the files in the run, such as ``checkpoints/files/12-0123456789abcdef``.
         meta: from the caller of :meth:`jaxtrain.checkpoint.saver.CheckpointSaver.save`.
         arrays: name -> ``{"shape": ..., "dtype": ...}``.
-        files: every file.
     """
 
     step: int
@@ -98,12 +96,7 @@ class Pointer:
         After a crash, a pointer must not exist without its files.
 
         Args:
-            folder: of the files.
             meta: JSON-able, with the step.
-            arrays: see above.
-
-        Raises:
-            OSError: a file cannot be read.
         """
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         folders = {path.parent for path in paths} | {folder, *folder.parents[:3]}
@@ -125,7 +118,6 @@ class Pointer:
         """Reads the stored form.
 
         Args:
-            content: of the file.
             step: from its name.
 
         Raises:
@@ -163,9 +155,6 @@ class Pointer:
     def missing(self, run_dir: Path) -> str:
         """Returns why files are missing, by their names and sizes; "" if none is.
 
-        Args:
-            run_dir: the run directory.
-
         Raises:
             OSError: the disk does not respond.
         """
@@ -180,9 +169,6 @@ class Pointer:
 
     def damage(self, run_dir: Path) -> str:
         """Returns how the files differ from what was saved; "" if they do not. Reads all of them.
-
-        Args:
-            run_dir: the run directory.
 
         Raises:
             OSError: a file cannot be read at the moment, so its damage is unknown.

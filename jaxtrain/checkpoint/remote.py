@@ -10,13 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jaxtrain.checkpoint import own_files, pointer
-from jaxtrain.checkpoint.pointer import (
-    CHECKPOINTS,
-    KINDS,
-    STATE,
-    Damaged,
-    Pointer,
-)
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, KINDS, STATE, Damaged, Pointer
 from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, mark_copy
 from jaxtrain.errors import InputError
 from jaxtrain.storage import file_copies, lock, run_marker
@@ -39,16 +33,7 @@ _AT_ONCE = 8  # files
 
 
 class RemoteRun:
-    """The checkpoints of a run in a bucket.
-
-    Args:
-        bucket: of the run's URL.
-        say: prints a line.
-
-    Attributes:
-        bucket: see above.
-        store: its checkpoints.
-    """
+    """The checkpoints of a run in a bucket."""
 
     def __init__(self, bucket: Bucket, say: Say) -> None:
         self.bucket, self._say = bucket, say
@@ -58,10 +43,6 @@ class RemoteRun:
         """Makes a run directory have a checkpoint, intact.
 
         Files that are there, for example from an interrupted fetch, are not fetched again.
-
-        Args:
-            name: of its pointer.
-            run_dir: the run directory.
 
         Returns:
             Its damage in the bucket; "" if it is intact on disk now.
@@ -104,9 +85,6 @@ class RemoteRun:
     def forget(self, run_dir: Path) -> None:
         """Deletes checkpoints on disk that the bucket has no longer.
 
-        Args:
-            run_dir: the run directory, which nothing else writes to.
-
         Raises:
             OSError: the disk does not let it.
         """
@@ -118,11 +96,6 @@ class RemoteRun:
         CheckpointStore(Folder(run_dir)).collect()
 
     def _check_sizes(self, data: str, sizes: Mapping[str, int]) -> None:
-        """Checks that the bucket has files of a checkpoint, by their names and sizes.
-
-        Raises:
-            Damaged: it does not.
-        """
         stored = self.bucket.sizes(data)
         for name, size in sizes.items():
             size_stored = stored.get(f"{data}/{name}")
@@ -211,9 +184,6 @@ def run_to_read(
     """Fetches the files of a run for a command that reads them, and returns their folder.
 
     Args:
-        text: the URL of the run.
-        cache_root: the cache folder.
-        say: prints what is fetched.
         damaged: if given, all checkpoints are fetched, too, which verifies them; receives the path
             of each damaged one -> the damage.
 

@@ -44,7 +44,6 @@ def restore(
     Each process reads only its devices' shards, after the verification, which reads all files.
 
     Args:
-        path: the checkpoint's pointer.
         abstract_state: pytree of ``jax.ShapeDtypeStruct``, each with its target sharding.
         subset: allow more arrays in the checkpoint than requested, for example to restore
             parameters without the optimizer. They are not read.

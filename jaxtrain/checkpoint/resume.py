@@ -43,10 +43,7 @@ def checkpoint_at(path: Path, flag: str, say: Say, kinds: Iterable[str] = KINDS)
     """Returns the verified checkpoint at a path: of a checkpoint, or of a run directory.
 
     Args:
-        path: as typed.
         flag: the flag and its value, for messages.
-        say: receives a line for each damaged one.
-        kinds: which folder of a run to prefer.
 
     Raises:
         InputError: there is no intact one.
@@ -92,16 +89,7 @@ def checkpoint_of_run(
     kinds: Iterable[str],
     step: int | None,
 ) -> Path:
-    """Returns the verified checkpoint of a run; see :func:`checkpoint_at`.
-
-    Args:
-        checkpoints: where it is.
-        shown: its directory or URL.
-        flag: for messages.
-        say: receives a line for each damaged one.
-        kinds: see :func:`newest_intact`.
-        step: of the checkpoint; None for the newest.
-    """
+    """Returns the verified checkpoint of a run; see :func:`checkpoint_at`."""
     start, damaged = newest_intact(checkpoints, kinds, lambda number: step in (None, number))
     by_kind = {kind: checkpoints.steps(kind) for kind in KINDS}
     if start is None and step is not None:
@@ -122,13 +110,7 @@ def checkpoint_of_run(
 
 
 def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool:
-    """Whether a run is likely to start from a checkpoint; reads none.
-
-    Args:
-        resume: the flag's value; None without the flag.
-        output_dir: the run directory, if given.
-        root: ``output``.
-    """
+    """Whether a run is likely to start from a checkpoint; reads none."""
     if resume is None:
         return False
     if resume != "latest":
@@ -217,9 +199,6 @@ def digest_of_weights(path: Path) -> str:
 
     Of a run, it is that of its checkpoint; else of the names, the sizes, and the first and last
     64 KiB of all files.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     if (checkpoint := next(likely_checkpoints(path), None)) is not None:
         return hashlib.sha256(checkpoint.read_bytes()).hexdigest()
@@ -245,7 +224,6 @@ def rollback_checkpoint(checkpoints: CheckpointCandidates, done: int, every: int
     Args:
         checkpoints: where to look; damaged ones are moved aside.
         done: number of completed steps; later checkpoints were abandoned by a resume.
-        every: steps between checkpoints.
 
     Raises:
         InputError, RunAgain: the disk does not respond.

@@ -30,16 +30,6 @@ def check_same_run(
 
     Other code does not prevent a resume: to fix a model is often why a run resumes.
 
-    Args:
-        source: the checkpoint, as it is printed.
-        saved: its metadata (:func:`jaxtrain.checkpoint.pointer.read_meta`).
-        model: this run's model config.
-        fingerprint: of this run's data.
-        settings: this run's config, from :func:`jaxtrain.config.to_dict`.
-        versions: of jaxtrain and the packages that it uses.
-        code: source file -> digest.
-        say: receives a line for each difference.
-
     Raises:
         InputError: the data, the seed or the meaning of the parameters differ.
     """
@@ -78,9 +68,7 @@ def check_file_weights(source: str, saved: Mapping[str, str], of_files: Mapping[
     """Checks the weights that a model reads from files and does not train.
 
     Args:
-        source: the checkpoint, as it is printed.
         saved: part of the model -> checksum of its values, from the metadata.
-        of_files: likewise, of this run's files.
 
     Raises:
         InputError: names the first part whose values differ.
@@ -114,7 +102,6 @@ def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
 
 
 def _same_clips(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Returns the checkpoint's flag for the clips per video, if it differs."""
     if old.get("clips_per_video") == new.get("clips_per_video"):
         return ""
     return f" and --data.clips_per_video {old.get('clips_per_video')}"

@@ -45,11 +45,6 @@ class SaveFailed(RunAgain):
     """A checkpoint could not be written, for example on a full disk. Older ones are unchanged.
 
     All processes of a run raise it for the same save, whichever process failed.
-
-    Attributes:
-        step: of the checkpoint.
-        why: a short reason.
-        reported: whether it was already reported to the user.
     """
 
     def __init__(self, message: str, step: int, why: str, *, reported: bool) -> None:
@@ -64,11 +59,9 @@ class Save:
     """A checkpoint that this process has written.
 
     Attributes:
-        step: completed steps.
         kinds: ``checkpoints``, ``best``, or both.
         data: folder of its files in the run directory (:data:`pointer.FILES`).
         content: its pointer; for a run in a bucket, one that lists this process's files.
-        last_equal: see :class:`CheckpointSaver`.
     """
 
     step: int
@@ -103,12 +96,8 @@ class CheckpointSaver:
     Args:
         run_dir: the run directory, shared by all processes; for a run in a bucket, a folder in the
             cache of this process.
-        keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
-            complete, except as :meth:`jaxtrain.checkpoint.store.CheckpointStore.retain` states.
         say: receives a line when a save fails, and when checkpoints are moved aside.
         every: steps between regular checkpoints.
-        files: name -> content of further files for each checkpoint.
-        milestones: steps between checkpoints that are kept forever; None keeps none.
         uploads: completes the checkpoints of a run in a bucket; None for a run on disk.
         resumed: the checkpoint in ``run_dir`` whose state the first save may have, if any.
 
@@ -179,9 +168,7 @@ class CheckpointSaver:
         self._args = ocp.args
         self._votes = Votes(store, SAVE_TIMEOUT_S)
         self._checkpointer = orbax_compat.checkpointer(
-            own_disk=uploads is not None,
-            timeout_s=SAVE_TIMEOUT_S,
-            barrier=self._votes.barrier,
+            own_disk=uploads is not None, timeout_s=SAVE_TIMEOUT_S, barrier=self._votes.barrier
         )
         self._thread: threading.Thread | None = None
         self._failure: SaveFailed | None = None
@@ -203,9 +190,6 @@ class CheckpointSaver:
         Args:
             state: pytree of arrays with an attribute ``step``.
             meta: JSON-able, with the same ``step``, and with ``examples_seen``.
-            kinds: ``checkpoints``, ``best``, or both; or
-                :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`.
-            more: further arrays, of a bad step.
 
         Raises:
             SaveFailed: this save could not start, or the previous one failed unnoticed.
@@ -257,7 +241,6 @@ class CheckpointSaver:
 
         Args:
             step: the last one whose replay gave the same result.
-            why: the reason.
 
         Raises:
             OSError: one cannot be moved.
@@ -344,13 +327,6 @@ class CheckpointSaver:
             self._last_saved_key = None
 
     def _complete(self, save: Save, describe: Callable[[], bytes], failure: str) -> None:
-        """Waits for Orbax, completes the checkpoint, deletes older ones.
-
-        Args:
-            save: the checkpoint, without its pointer.
-            describe: returns the pointer; called by the owner of the folder.
-            failure: why the save has already failed; "" if it has not.
-        """
         written = self._await_orbax()
         failure = failure or written or _failure_of(self._check_mounted)
         failure = self._votes.agree("written", failure)
@@ -488,7 +464,6 @@ def _opened(folder: Path, *, wait: bool) -> int:
 
 
 def _failure_of(action: Callable[[], object]) -> str:
-    """Returns a short reason why the action failed; "" if it did not."""
     try:
         action()
     except FailedElsewhere as error:

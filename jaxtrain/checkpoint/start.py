@@ -56,7 +56,6 @@ class Intent:
         source: the chosen checkpoint: its folder of files in this run, or its path or URL; "" for
             a new run, and until it is chosen.
         digest: of that checkpoint or these weights, which may not change; "" if unknown.
-        id: of the checkpoints that are saved from here on.
         launch: the value of ``$JAXTRAIN_LAUNCH``; "" without one.
     """
 
@@ -102,8 +101,6 @@ class Flags:
     """The flags that a start depends on.
 
     Attributes:
-        resume: the value of ``--resume``; None without the flag.
-        again: ``--again``.
         init_from: the config's ``model.init_from``, "" if it has none.
         launch: the value of ``$JAXTRAIN_LAUNCH``; "" without one.
     """
@@ -119,9 +116,7 @@ class Recorded:
     """What a run directory or bucket has of earlier starts.
 
     Attributes:
-        intent: the record; None without one.
         newest: the newest step in ``checkpoints/`` or ``best/``; None if there are no checkpoints.
-        spent: whether a checkpoint was saved since the intent.
     """
 
     intent: Intent | None
@@ -130,11 +125,7 @@ class Recorded:
 
     @classmethod
     def of(cls, place: Place, checkpoints: CheckpointCandidates) -> "Recorded":
-        """Reads it.
-
-        Raises:
-            InputError, OSError, RunAgain: see :meth:`Intent.read`.
-        """
+        """Reads it."""
         intent = Intent.read(place)
         newest = max((step for kind in KINDS for step in checkpoints.steps(kind)), default=None)
         if intent is not None and intent.kind == "step":  # others were there before
@@ -150,16 +141,8 @@ class Recorded:
 def decide(flags: Flags, recorded: Recorded, shown: str) -> tuple[Intent | None, str]:
     """Applies the table above, before any checkpoint is read; a pure function.
 
-    Args:
-        flags: of this start.
-        recorded: of earlier ones.
-        shown: the run directory or its URL, for messages.
-
     Returns:
         The intent of this start, None if it continues its newest checkpoint; and a line to print.
-
-    Raises:
-        InputError: refused.
     """
     intent, typed = recorded.intent, flags.resume
     told = _told(flags, shown)
@@ -204,7 +187,6 @@ def decide(flags: Flags, recorded: Recorded, shown: str) -> tuple[Intent | None,
 
 
 def _told(flags: Flags, shown: str) -> Intent:
-    """Returns the intent of the flags alone."""
     typed, launch = flags.resume, flags.launch
     if typed is None or typed == "latest":
         kind = "weights" if flags.init_from else "new"
@@ -256,7 +238,6 @@ class Start:
     """Where a run starts.
 
     Attributes:
-        intent: of this start, or the earlier one that it continues.
         path: the pointer of the verified checkpoint on this disk; None for a new run.
         shown: that checkpoint as it is printed; "" for a new run.
         before: what was recorded before this start; None if nothing was.
@@ -271,9 +252,6 @@ class Start:
         """Undoes the record of a step to go back to if the run is refused, such as for its data.
 
         Otherwise, ``--resume latest`` would go back, too.
-
-        Raises:
-            InputError, OSError, RunAgain: it cannot be written.
         """
         if self.intent.kind == "step":
             _restore(self.before, place)
@@ -285,11 +263,7 @@ def open_start(
     """Decides, records the intent before anything slow, and verifies the checkpoint. Process 0.
 
     Args:
-        flags: of this start.
         place: the run directory or bucket, which is locked.
-        checkpoints: in it.
-        cache_root: for what is fetched from another run's bucket.
-        say: prints a line.
 
     Raises:
         InputError: refused.
@@ -327,7 +301,6 @@ def open_start(
 
 
 def _restore(before: Intent | None, place: Place) -> None:
-    """Makes a record what it was before a start."""
     if before is None:
         place.delete(START)
     else:

@@ -71,11 +71,7 @@ class Place(Protocol):
 
 
 class Folder:
-    """A run directory.
-
-    Args:
-        run_dir: the directory.
-    """
+    """A run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -130,11 +126,7 @@ class Folder:
 
 
 class BucketFolder:
-    """A run in a bucket.
-
-    Args:
-        bucket: the run's folder.
-    """
+    """A run in a bucket."""
 
     def __init__(self, bucket: "Bucket") -> None:
         self.bucket = bucket
@@ -173,10 +165,6 @@ class BucketFolder:
 def claim(place: Place, flag: str) -> str:
     """Marks a new or empty place as a run's, and returns the id of the run that it has.
 
-    Args:
-        place: may be a run already.
-        flag: that names it, for messages.
-
     Raises:
         InputError: it has other files, or is a run of another version.
         OSError, RunAgain: it cannot be written.
@@ -206,15 +194,7 @@ def mark_copy(folder: Path, marker: str) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints of a run in one place. One process at a time changes them.
-
-    Args:
-        place: where they are.
-        say: receives a line for each checkpoint that is moved aside.
-
-    Attributes:
-        place: see above.
-    """
+    """The checkpoints of a run in one place. One process at a time changes them."""
 
     def __init__(self, place: Place, say: Say = lambda line: None) -> None:
         self.place, self._say = place, say
@@ -223,11 +203,7 @@ class CheckpointStore:
 
     @property
     def run_id(self) -> str:
-        """Returns the id of the run; "" without a marker.
-
-        Raises:
-            InputError: the marker is damaged, or of another version.
-        """
+        """Returns the id of the run; "" without a marker."""
         if not self._run_id and (content := self.place.get(run_marker.NAME)) is not None:
             self._run_id = run_marker.run_id(content, self.place.shown)
         return self._run_id
@@ -298,8 +274,6 @@ class CheckpointStore:
         Args:
             kinds: ``checkpoints``, ``best``, or both; later steps in the others stay. Or
                 :data:`~jaxtrain.checkpoint.pointer.BAD_STEP`, whose reason is in the metadata.
-            step: completed steps.
-            content: of the pointer.
         """
         if BAD_STEP in kinds:
             described = Pointer.parse(content, step)
@@ -316,10 +290,7 @@ class CheckpointStore:
         """Moves a pointer to ``aside/``, with a file that has the reason; reports it.
 
         Args:
-            kind: ``checkpoints`` or ``best``.
-            step: its step.
             category: ``superseded``, ``damaged`` or ``suspect``.
-            why: more about a checkpoint that cannot be used.
 
         Returns:
             The new path in the run.
@@ -387,9 +358,6 @@ class CheckpointStore:
         Otherwise a run that is killed before its first save would resume from a later one. A later
         one in ``best/`` alone is not abandoned: it was saved between two regular ones. A checkpoint
         in ``aside/`` comes back from there.
-
-        Args:
-            name: of its pointer, such as ``checkpoints/12.json``.
         """
         step, content = step_in(name), self.place.get(name)
         back = content if name.startswith(f"{ASIDE}/") else None
@@ -412,10 +380,7 @@ class CheckpointStore:
         ``milestones``; and the newest in ``best/``.
 
         Args:
-            keep: number of checkpoints to keep.
-            every: steps between checkpoints.
             last_equal: the last step whose replay gave the same result, if steps are replayed.
-            milestones: steps between checkpoints that are kept forever; None keeps none.
         """
         steps = self.steps(CHECKPOINTS)
         at_cadence = [step for step in steps if step % every == 0][-1:]
@@ -427,11 +392,7 @@ class CheckpointStore:
             self.delete(BEST, step)
 
     def collect(self, keep: Iterable[str] = ()) -> None:
-        """Deletes the folders of :meth:`unused`.
-
-        Args:
-            keep: folders that are being written or uploaded.
-        """
+        """Deletes the folders of :meth:`unused`."""
         for folder in self.unused(keep):
             self.place.delete_folder(folder)
 
@@ -448,9 +409,6 @@ class CheckpointStore:
         """Returns the folders of this run to which nothing points.
 
         Not those of a step with a damaged pointer: it may point to one of them.
-
-        Args:
-            keep: folders that count as used.
         """
         used, unknown = set(keep), set()
         for name in self.pointers():
@@ -482,9 +440,5 @@ class CheckpointStore:
 def most_kept(keep: int, *, replays: bool) -> int:
     """Returns how many checkpoints :meth:`CheckpointStore.retain` leaves in ``checkpoints/``,
     milestones not counted.
-
-    Args:
-        keep: see there.
-        replays: whether steps are replayed.
     """
     return keep + 1 + replays

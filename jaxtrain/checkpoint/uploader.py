@@ -63,8 +63,6 @@ _Failures = (InputError, RunAgain, Damaged, OSError)
 
 
 class _Sent:
-    """How much of an upload the bucket has taken."""
-
     def __init__(self) -> None:
         self._count = self._most = 0
         self._began = self._took = 0.0
@@ -97,25 +95,10 @@ class _Sent:
 
 
 class Uploader:
-    """A run in a bucket. All processes create one and make the same calls.
-
-    Args:
-        bucket: the run's folder.
-        directory: the folder of this process in the cache.
-        say: prints a line.
-        expires_s: see :class:`jaxtrain.storage.lease.Lease`.
-
-    Attributes:
-        directory: see above.
-    """
+    """A run in a bucket. All processes create one and make the same calls."""
 
     def __init__(
-        self,
-        bucket: Bucket,
-        directory: Path,
-        *,
-        say: Say,
-        expires_s: float = lease.EXPIRES_S,
+        self, bucket: Bucket, directory: Path, *, say: Say, expires_s: float = lease.EXPIRES_S
     ) -> None:
         self.directory = directory
         self._bucket, self._say = bucket, say
@@ -142,11 +125,7 @@ class Uploader:
 
     @classmethod
     def of(cls, output: str | None, cache_root: Path, say: Say) -> Self | None:
-        """Returns that of the run in ``--output-dir``; None if it is not the URL of a bucket.
-
-        Raises:
-            InputError: the URL, the package, or the environment is wrong.
-        """
+        """Returns that of the run in ``--output-dir``; None if it is not the URL of a bucket."""
         if output is None or not buckets.is_bucket(output):
             return None
         url = buckets.normalized(output, "--output-dir")
@@ -202,9 +181,6 @@ class Uploader:
 
         Args:
             start_from: the checkpoint that process 0 has chosen; None for a fresh start.
-
-        Raises:
-            InputError, RunAgain: the bucket or the disk is unavailable.
         """
         if start_from is None or not start.is_in(self.directory, start_from):
             return
@@ -227,9 +203,6 @@ class Uploader:
         All processes; otherwise the run would continue the files of another start, or upload
         metrics that begin at its resumed step. A log may have more on disk: the last lines of a
         process that was killed.
-
-        Raises:
-            InputError, RunAgain: the bucket or the disk is unavailable.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -268,12 +241,7 @@ class Uploader:
         """Begins to upload, in a thread, and deletes what the bucket does not have from the disk.
 
         Args:
-            keep: ``checkpoint.keep``.
-            every: ``checkpoint.every``, in steps.
             resumed: the checkpoint that the run continues from, if it is in its directory.
-
-        Raises:
-            InputError, RunAgain: the bucket or the disk does not respond.
         """
         self._keep, self._every, self._milestones = keep, every, milestones
         try:
@@ -355,10 +323,6 @@ class Uploader:
 
     def suspect_after(self, step: int, why: str) -> str:
         """Moves later checkpoints in the bucket to ``aside/``; completes no more. Process 0.
-
-        Args:
-            step: the last one whose replay gave the same result.
-            why: the reason.
 
         Returns:
             Why that has failed for ten minutes; "" if it is done.
@@ -446,7 +410,6 @@ class Uploader:
                 self._changed.notify_all()
 
     def _upload_until_over(self) -> None:
-        """Uploads in a thread until the run is over."""
         pause_s = 1.0
         self._sync_files()
         while not self._over.is_set():
@@ -573,7 +536,6 @@ class Uploader:
             self._say(f"warning: {line}")
 
     def _sync_files(self) -> None:
-        """Uploads the files that have changed; failures are tried again the next time."""
         try:
             if self._first:
                 self._lease.check()
@@ -604,8 +566,6 @@ class Uploader:
         self._files.delete_missing("samples")
 
     def _files_of_run(self) -> Iterator[Path]:
-        """Yields the files in the run directory, except those of checkpoints."""
-
         def warn(error: OSError) -> None:
             self._warn(f"files of the run are not uploaded yet: {error}")
 
@@ -615,7 +575,6 @@ class Uploader:
             yield from (Path(folder, name) for name in names)
 
     def _is_mine(self, name: str) -> bool:
-        """Whether this process copies a file of the run directory."""
         number = own_files.process_of(name)
         return own_files.is_own(name) and self._process == (number if number < self._count else 0)
 
@@ -629,5 +588,4 @@ def _tried(action: Callable[[], None]) -> None:
 
 
 def _list_of(data: str, process: int) -> str:
-    """Returns the name of a process's list of its files of a checkpoint."""
     return f"{data}/files-{process}.json"

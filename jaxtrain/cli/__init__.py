@@ -11,9 +11,7 @@ COMMAND_GROUPS = {
         "export": "write weights for PyTorch or transformers",
         "import": "convert published weights to a weights file",
     },
-    "Prepare data": {
-        "prepare": "cut videos, tokenize text, compute latents",
-    },
+    "Prepare data": {"prepare": "cut videos, tokenize text, compute latents"},
     "Check and plan": {
         "plan": "predict memory, time, and cost without GPUs",
         "doctor": "check machine, cluster, and data for a config",

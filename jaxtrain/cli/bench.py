@@ -16,11 +16,7 @@ from jaxtrain.storage import addresses, atomic
 
 
 def main(flags: commands.Bench | commands.Ceilings) -> int:
-    """Runs the command and returns its exit code.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs the command and returns its exit code."""
     if isinstance(flags, commands.Ceilings):
         return _ceilings(flags)
     overrides = [*flags.overrides]
@@ -64,11 +60,6 @@ def main(flags: commands.Bench | commands.Ceilings) -> int:
 def _write_efficiency(
     findings: dict[str, Any], flags: commands.Bench, overrides: list[str], path: Path
 ) -> None:
-    """Writes the measured efficiency to the file.
-
-    Raises:
-        InputError: the step could not be measured, or plan does not know the device.
-    """
     rows: dict[str, Any] = findings.get("rows", {})
     if "synthetic/of_serial_bound" not in rows:
         notes: dict[str, str] = findings.get("notes", {})

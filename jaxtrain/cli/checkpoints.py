@@ -39,9 +39,6 @@ class Finding:
     Attributes:
         path: path in the run directory without ``.json``, such as ``checkpoints/12``.
         step: completed steps, according to its name.
-        saved: UTC time, such as ``2026-01-31 09:00:00``; None if unknown.
-        examples_seen: examples seen; None if unreadable.
-        bytes: total size of its files; 0 if unreadable.
         verdict: "verified" if every byte is as it was saved.
         why: why it is not verified, or was moved; "" otherwise.
         milestone: whether it is kept forever (``checkpoint.milestones``).
@@ -61,10 +58,6 @@ def main(flags: commands.Checkpoints) -> int:
     """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
     Checkpoints that were moved to ``aside/`` do not count.
-
-    Raises:
-        InputError: wrong use.
-        RunAgain: the disk does not respond.
     """
     if flags.keep_aside and not flags.prune:
         raise InputError("--keep-aside N requires --prune")
@@ -110,7 +103,6 @@ def main(flags: commands.Checkpoints) -> int:
 
 
 def _prune(run: Path, keep: int) -> None:
-    """Deletes the checkpoints in ``aside/`` of a run on this disk, which must not be active."""
     try:
         with lock.released():
             store = _store_of_run(Folder(run))
@@ -121,7 +113,6 @@ def _prune(run: Path, keep: int) -> None:
 
 
 def _prune_bucket(folder: Bucket, keep: int) -> None:
-    """Does that for a run in a bucket."""
     store, held = _store_of_run(BucketFolder(folder)), lease.Lease(folder, terminal.warn)
     held.acquire()
     try:
@@ -163,11 +154,7 @@ def _run_of(given: Path, shown: str) -> Path:
 
 
 def _resume(saved: CheckpointCandidates) -> tuple[Path | None, str]:
-    """Returns the checkpoint that ``--resume latest`` would take, and a sentence about it.
-
-    Raises:
-        OSError: the disk does not respond.
-    """
+    """Returns the checkpoint that ``--resume latest`` would take, and a sentence about it."""
     try:
         start, damaged = newest_intact(saved)
     except (InputError, OSError) as error:
@@ -183,7 +170,6 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
     """Yields the checkpoints of a run, the oldest of each folder first.
 
     Args:
-        saved: the run.
         damaged: path of a checkpoint that could not be fetched from a bucket -> its damage.
     """
     disk = CheckpointStore(Folder(saved.directory))

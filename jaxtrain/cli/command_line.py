@@ -16,15 +16,7 @@ _HELP = {"--help", "-h"}
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Runs a command, or prints its help, and returns the exit code.
-
-    Args:
-        name: of the command.
-        arguments: what follows it.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs a command, or prints its help, and returns the exit code."""
     command, typed = name, list(arguments)
     if typed and f"{name} {typed[0]}" in TABLE:
         command, typed = f"{name} {typed[0]}", typed[1:]
@@ -43,11 +35,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _group(name: str, typed: Sequence[str]) -> int:
-    """Prints the help of a command that has actions.
-
-    Raises:
-        InputError: there is no such action.
-    """
     actions = [command for command in TABLE if command.startswith(f"{name} ")]
     if typed and typed[0] not in _HELP:
         hint = field_values.did_you_mean(typed[0], [action.split()[1] for action in actions])
@@ -63,7 +50,6 @@ def _summary(kind: type[Command]) -> str:
 
 
 def _usage(command: str) -> str:
-    """Returns the usage with all positional arguments and required flags."""
     kind = TABLE[command]
     words = [command, *(["NAME"] if issubclass(kind, OfConfig) else [])]
     for flag in flags.of(kind):
@@ -79,11 +65,7 @@ def _usage(command: str) -> str:
 
 
 def parse(command: str, arguments: Sequence[str]) -> Any:
-    """Returns the flags of a command.
-
-    Raises:
-        InputError: has all problems.
-    """
+    """Returns the flags of a command."""
     kind = TABLE[command]
     pasted = issubclass(kind, OfConfig) and kind.takes_run_flags
     ignored = flags.of(RunFlags) if pasted else []
@@ -96,11 +78,7 @@ def parse(command: str, arguments: Sequence[str]) -> Any:
 
 
 def require_config(name: str | None) -> None:
-    """Refuses a command line without a config.
-
-    Raises:
-        InputError: the message has the command that lists the configs.
-    """
+    """Refuses a command line without a config."""
     if not name:
         raise InputError(
             "the name of a config is missing; try demo, demo_gpt, or demo_mlm; "

@@ -16,12 +16,7 @@ from jaxtrain.storage import atomic
 
 
 def main(flags: commands.Compare) -> int:
-    """Runs the command and returns its exit code, which says the verdict.
-
-    Raises:
-        InputError: wrong use, or a run that cannot end well.
-        RunAgain: only temporary failures.
-    """
+    """Runs the command and returns its exit code, which says the verdict."""
     atomic.check_writable("--json", flags.json)
     names = (flags.config, *flags.others)
     folders = [atomic.expanded(name) for name in names]

@@ -9,11 +9,7 @@ from jaxtrain.storage import addresses
 
 
 def main(flags: commands.ConfigsList | commands.ConfigsShow | commands.ConfigsDiff) -> int:
-    """Runs the command and returns its exit code.
-
-    Raises:
-        InputError: no such config, or a wrong field.
-    """
+    """Runs the command and returns its exit code."""
     if isinstance(flags, commands.ConfigsShow):
         _show(flags.config, flags.overrides)
     elif isinstance(flags, commands.ConfigsDiff):

@@ -18,11 +18,7 @@ NOT_READY = 1
 
 
 def main(flags: commands.Doctor) -> int:
-    """Runs the command; returns 0 if a run can start, 1 if there are problems.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs the command; returns 0 if a run can start, 1 if there are problems."""
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _examine(flags)

@@ -35,11 +35,7 @@ _LONGEST_STEM = 150  # bytes
 
 
 def main(flags: commands.Evaluate) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or nothing can be measured.
-    """
+    """Runs the command."""
     if files.is_absent(flags.data):  # whether it fits depends on the model
         raise InputError(
             f"--data {flags.data}: no such file or folder; pass a folder of videos, a video, or a "
@@ -102,10 +98,7 @@ def main(flags: commands.Evaluate) -> int:
             say=terminal.say,
         )
     config = evaluation.MeterConfig(
-        precision=flags.precision,
-        **size,
-        lpips=flags.lpips,
-        i3d=flags.i3d,
+        precision=flags.precision, **size, lpips=flags.lpips, i3d=flags.i3d
     )
     meter = config.build(flags.sources) if pair is None else pair.meter(config)
     counter = video.Counter(len(clips), "clip")
@@ -174,13 +167,7 @@ def _make_empty(folder: Path) -> None:
 
 
 class Image(NamedTuple):
-    """An image of a clip.
-
-    Attributes:
-        video: name of the file.
-        title: of the image.
-        png: content of a PNG file.
-    """
+    """An image of a clip."""
 
     video: str
     title: str
@@ -188,7 +175,6 @@ class Image(NamedTuple):
 
 
 def _drawn(worst: Sequence["Drawn"]) -> list[Image]:
-    """Returns images of clips."""
     titled = [(clip, f"{clip.video}, at {clip.place:.0%}") for clip in worst]
     return [
         Image(clip.video, title, images.encode(clip.image, images.Labels(title, clip.rows)).file)
@@ -197,7 +183,6 @@ def _drawn(worst: Sequence["Drawn"]) -> list[Image]:
 
 
 def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
-    """Writes images of clips, the worst first, and returns their paths."""
     paths = []
     for number, image in enumerate(worst, start=1):
         # A name of a file has at most 255 bytes, and that of the file in the making is longer.
@@ -209,11 +194,6 @@ def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
 
 
 def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None:
-    """Refuses flags of the other kind of model.
-
-    Raises:
-        InputError: one of them is not its default.
-    """
     defaults = {field.name: field.default for field in dataclasses.fields(flags)}
     for name in names:
         if (value := getattr(flags, name)) != defaults[name]:
@@ -257,7 +237,6 @@ def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
 
 
 def _is_same(trained_on: str | None, data: str) -> bool:
-    """Returns whether a recorded path or URL is that of ``--data``."""
     if trained_on is None or addresses.is_address(trained_on) or addresses.is_address(data):
         return trained_on == addresses.public(data)
     return atomic.expanded(trained_on).resolve() == atomic.expanded(data).resolve()
@@ -330,7 +309,6 @@ def _text(
 
 
 def _published(protocol: Protocol) -> str:
-    """Returns the table of published results."""
     rows: list[tuple[str, ...]] = [
         ("model", "", "psnr (dB)", "ssim", f"lpips/{protocol.lpips}", "rfvd")
     ]

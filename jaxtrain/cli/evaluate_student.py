@@ -43,11 +43,7 @@ class Pair(NamedTuple):
 
 
 def load(flags: commands.Evaluate) -> Pair:
-    """Loads both.
-
-    Raises:
-        InputError: one cannot be loaded, or flags do not go together.
-    """
+    """Loads both."""
     if len(flags.sources) > 1:
         raise InputError(
             f"--teacher {flags.teacher}: {len(flags.sources)} models given; pass one student"
@@ -90,10 +86,6 @@ class Findings(NamedTuple):
     """What was measured.
 
     Attributes:
-        names: of the student and the teacher.
-        kept: how much of the teacher the student keeps, in one line.
-        tables: all numbers.
-        notes: sentences about them.
         content: the same for ``--json``.
     """
 
@@ -104,11 +96,7 @@ class Findings(NamedTuple):
     content: dict[str, Any]
 
     def text(self, about: str) -> str:
-        """Returns what the console shows.
-
-        Args:
-            about: the clips.
-        """
+        """Returns what the console shows."""
         lines = [about, *self.names]
         for title, head, rows in self.tables:
             lines += ["", formats.columns([(title, *head), *rows], {0})]
@@ -118,8 +106,6 @@ class Findings(NamedTuple):
         """Writes the page of ``--report``.
 
         Args:
-            out: the file.
-            about: the clips.
             worst: for each of the clips with the lowest PSNR, its video, a title, and a PNG file.
         """
         parts = [
@@ -159,9 +145,7 @@ def findings(meter: evaluation.Meter, measured: Sequence[evaluation.ClipMetrics]
                 [(name, *cells[1:-1]) for name, *cells in _rows(of_cells, to_teacher)],
             ),
             Table(
-                "each alone",
-                ("teacher", "student", gap),
-                _rows(of_alone, list(of_alone.estimates)),
+                "each alone", ("teacher", "student", gap), _rows(of_alone, list(of_alone.estimates))
             ),
         ],
         notes=[
@@ -228,7 +212,6 @@ def _content(measured: evaluation.Evaluation) -> dict[str, Any]:
 
 
 def _of_channels(latents: distillation.Latents) -> list[str]:
-    """Describes the channels of the latents that differ most."""
     lines = []
     for name, values in latents._asdict().items():
         ideal = 0.0 if name == "offset" else 1.0

@@ -15,12 +15,7 @@ from jaxtrain.storage import atomic, bucket, run_marker
 
 
 def main(flags: commands.FindNan) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or the run has no saved bad step.
-        RunAgain: the disk or the bucket does not respond.
-    """
+    """Runs the command."""
     atomic.check_writable("--json", flags.json)
     path = _bad_step_of(flags.run)
     # They import jax, which takes seconds.
@@ -95,7 +90,6 @@ def _bad_step_of(run: Path) -> Path:
 
 
 def _newest(store: CheckpointStore, shown: str) -> str:
-    """Returns the name of the pointer of the bad step that was saved last."""
     saved: dict[str, str] = {}
     for aside in store.asides():
         if store.why_aside(aside).startswith(pointer.BAD_STEP):

@@ -11,15 +11,7 @@ from jaxtrain.jobs.resumable import Part
 
 
 def part(flags: commands.Parts, environment: Mapping[str, str] = os.environ) -> Part:
-    """Returns which part of its work this command does; prints one that the environment chose.
-
-    Args:
-        flags: of the command.
-        environment: ``os.environ``.
-
-    Raises:
-        InputError: ``--part`` is malformed, or the array has gaps.
-    """
+    """Returns which part of its work this command does; prints one that the environment chose."""
     if flags.part is not None:
         index, slash, count = flags.part.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
@@ -57,11 +49,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Part:
 
 
 def engine(flags: commands.InProcesses) -> engines.Engine:
-    """Returns the engine that the flags choose.
-
-    Raises:
-        InputError: the flags contradict each other.
-    """
+    """Returns the engine that the flags choose."""
     if flags.engine == "ray":
         return engines.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
@@ -75,9 +63,6 @@ def cluster(flags: commands.OnDevices) -> engines.Ray | None:
 
     Keeps this process off the GPUs, which the workers of the cluster need. Call it before jax looks
     for devices.
-
-    Raises:
-        InputError: the flags contradict each other.
     """
     if flags.engine == "local":
         _refuse_ray_flags(flags)

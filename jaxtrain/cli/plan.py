@@ -19,11 +19,7 @@ _SHOWN = 3  # alternatives that fit
 
 
 def main(flags: commands.Plan) -> int:
-    """Runs the command; returns 0 if the run fits, 3 if it does not.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs the command; returns 0 if the run fits, 3 if it does not."""
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _plan(flags)
@@ -64,7 +60,6 @@ def _plan(flags: commands.Plan) -> int:
 
 
 def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any]:
-    """Prints the ranking; returns it as JSON."""
     what = "alternatives" if flags.fit else f"alternatives until {_SHOWN} fit"
     terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
     tried, complete = planner.search(plan, flags.fit_seconds, None if flags.fit else _SHOWN)

@@ -11,11 +11,7 @@ from jaxtrain.storage import atomic, bucket
 
 
 def main(flags: commands.Report) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or a RUN is not a run directory.
-    """
+    """Runs the command."""
     directories, beside = [], len(flags.runs) == 1
     for word in flags.runs:
         given = word

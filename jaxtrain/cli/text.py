@@ -28,11 +28,7 @@ from jaxtrain.training import run_directory
 
 
 def main(flags: commands.Generate | commands.Fill) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or no such model.
-    """
+    """Runs the command."""
     return generate(flags) if isinstance(flags, commands.Generate) else fill(flags)
 
 
@@ -40,11 +36,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def generate(flags: commands.Generate) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or no such model.
-    """
+    """Runs the command."""
     source = flags.source
     if source is None:
         if _is_model(flags.text):
@@ -69,11 +61,7 @@ def generate(flags: commands.Generate) -> int:
 
 
 def _newest_run() -> Path:
-    """Returns ``output/latest`` if its model can generate text, else the newest such run.
-
-    Raises:
-        InputError: no run has such a model.
-    """
+    """Returns ``output/latest`` if its model can generate text, else the newest such run."""
     for run in (expanded(run_directory.ROOT / LATEST), *resume.newest_runs(run_directory.ROOT)):
         with contextlib.suppress(InputError):  # of another program or version
             model = weights.model_at(run)
@@ -134,11 +122,7 @@ def _note(text: str) -> None:
 
 
 def fill(flags: commands.Fill) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or no such model.
-    """
+    """Runs the command."""
     filled = MaskedModel(hub.local(flags.source), flags.precision).fill(flags.text, flags.top)
     for number, guesses in enumerate(filled, 1):
         if len(filled) > 1:
@@ -160,16 +144,7 @@ _ROWS = 16
 def evaluate(
     flags: commands.Evaluate, source: Path, kind: type[MaskedModel] | type[CausalModel]
 ) -> int:
-    """Runs the command; the command does if SOURCE is a language model.
-
-    Args:
-        flags: of the command.
-        source: the model.
-        kind: the class that measures this kind of model.
-
-    Raises:
-        InputError: wrong use, or nothing can be measured.
-    """
+    """Runs the command; the command does if SOURCE is a language model."""
     data, rows = atomic.expanded(flags.data), flags.rows or _ROWS
     atomic.check_writable("--json", flags.json)
     if kind is CausalModel and core_tasks.is_core(data):
@@ -266,7 +241,6 @@ def _write_json(flags: commands.Evaluate, source: str, data: Path, content: dict
 
 
 def _warn_of_training_text(source: Path, text: Path) -> None:
-    """Warns if a run was trained on the folder or file that contains a text."""
     data = weights.run_meta(source).get("config", {}).get("data", {})
     for path in (data.get("path"), *data.get("more_paths", ())):
         if path is None or addresses.is_address(path):
@@ -289,7 +263,6 @@ def _check_readable(path: Path, more: str) -> None:
 
 @contextlib.contextmanager
 def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows the progress; yields a function that takes how much is done, and of how much."""
     with contextlib.ExitStack() as stack:
         shown: list[Callable[[int, int], None]] = []
 

@@ -31,17 +31,7 @@ _MORE = (
 
 
 def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
-    """Trains, and returns the exit code.
-
-    Args:
-        arguments: the command line, without the program.
-        signals: entered.
-        groups: the commands, for the help.
-
-    Raises:
-        InputError: wrong use or input.
-        RunAgain: something outside of jaxtrain is full or temporarily missing.
-    """
+    """Trains, and returns the exit code."""
     if "--version" in arguments:
         from jaxtrain import versions
 
@@ -85,10 +75,6 @@ def in_worker(request: dict[str, Any], send: Send) -> None:
     Args:
         request: ``arguments``, as of the command line.
         send: receives the message.
-
-    Raises:
-        InputError: wrong use or input.
-        RunAgain: something outside of jaxtrain is full or temporarily missing.
     """
     from jaxtrain.jobs import worker_process
 
@@ -110,7 +96,6 @@ def all_flags() -> list[str]:
 
 
 def _help(arguments: Sequence[str], groups: Groups) -> str:
-    """Returns the help of the program, of a config, or of sections, as the arguments ask for."""
     from jaxtrain import config
     from jaxtrain.config import flags
     from jaxtrain.config import help as config_help
@@ -140,7 +125,6 @@ def _help(arguments: Sequence[str], groups: Groups) -> str:
 
 
 def _program_help(groups: Groups) -> str:
-    """The commands by task, on one screen of 80 columns."""
     rows = [("Train", "train NAME", "train a config; try demo, demo_gpt, or demo_mlm")]
     for task, commands in groups.items():
         rows += [

@@ -31,11 +31,7 @@ if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are c
 
 
 def main(flags: commands.Encode | commands.Decode | commands.Reconstruct) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or a file that cannot be read or written.
-    """
+    """Runs the command."""
     match flags:
         case commands.Encode():
             return encode(flags)
@@ -45,25 +41,13 @@ def main(flags: commands.Encode | commands.Decode | commands.Reconstruct) -> int
 
 
 def check_present(path: Path, things: str) -> None:
-    """Checks that the input exists.
-
-    Args:
-        path: the input.
-        things: what to pass, for the message.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Checks that the input exists."""
     if not path.exists():
         raise InputError(f"IN {path}: no such file or folder; pass {things}")
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Checks that the output would not replace the input.
-
-    Raises:
-        InputError: both are the same file.
-    """
+    """Checks that the output would not replace the input."""
     if target.exists() and source.exists() and os.path.samefile(source, target):
         raise InputError(f"output {target} is the same file as the input: choose another one")
 
@@ -110,11 +94,7 @@ class Counter:
 
 
 def check_is_folder(flags: commands.Folder, source: Path) -> None:
-    """Checks that flags for a folder are only given for a folder.
-
-    Raises:
-        InputError: one of them is given for a file.
-    """
+    """Checks that flags for a folder are only given for a folder."""
     cluster = None if flags.engine == "local" else flags.engine
     for name, value in (("workers", flags.workers), ("engine", cluster), ("part", flags.part)):
         if value is not None:
@@ -134,13 +114,7 @@ def process_folder(
     """Processes the files of a folder, and prints how many; returns 1 if some failed.
 
     Args:
-        model: the autoencoder.
-        todo: the files.
-        flags: of the command, with `target` and `workers`.
         settings: all that a result depends on.
-        work: processes one file.
-        doing: "encoding" or "decoding".
-        cluster: processes the files instead of this machine; None without one.
 
     Raises:
         InputError: OUT has results with other settings.
@@ -176,11 +150,7 @@ def process_folder(
 
 
 def encode(flags: commands.Encode) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or a file that cannot be read or written.
-    """
+    """Runs the command."""
     scale, shift = _numbers("--scale", flags.scale), _numbers("--shift", flags.shift)
     if not np.asarray(scale, np.float32).all():
         raise InputError(f"--scale {flags.scale}: use numbers other than 0, also in float32")
@@ -202,10 +172,7 @@ def encode(flags: commands.Encode) -> int:
 
 
 def _encode_one(
-    model: "Autoencoder",
-    video: Video,
-    storage: latent_files.Storage,
-    flags: commands.Encode,
+    model: "Autoencoder", video: Video, storage: latent_files.Storage, flags: commands.Encode
 ) -> None:
     counter = Counter(video.frames)
     encoded = latent_files.encode(model, video, flags.target, storage, counter.one)
@@ -261,11 +228,6 @@ def _encode_file(
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Parses one number, or one for each channel, separated by commas.
-
-    Raises:
-        InputError: it is something else, or NaN or infinite in float32.
-    """
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
@@ -281,11 +243,7 @@ _LATENTS = frozenset((".safetensors", ".latent"))
 
 
 def decode(flags: commands.Decode) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or a file that cannot be read or written.
-    """
+    """Runs the command."""
     check_present(flags.latents, "latents from jaxtrain encode, or a folder of them")
     if flags.latents.is_dir():
         return _decode_folder(flags)
@@ -311,11 +269,7 @@ def _decode_folder(flags: commands.Decode) -> int:
     cluster = job_flags.cluster(flags)
     todo = video_folder.items(flags.latents, flags.target, _LATENTS, ".mp4", terminal.out)
     model = autoencoder(flags, "decode")
-    settings = {
-        "weights": model.digest(),
-        "precision": flags.precision,
-        "crf": flags.crf,
-    }
+    settings = {"weights": model.digest(), "precision": flags.precision, "crf": flags.crf}
     work = functools.partial(_decode_file, flags.crf)
     return process_folder(model, todo, flags, settings, work, "decoding", cluster)
 
@@ -328,11 +282,7 @@ def _decode_file(
 
 
 def reconstruct(flags: commands.Reconstruct) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or a file that cannot be read or written.
-    """
+    """Runs the command."""
     check_present(flags.video, "a video")
     writing.check_path(flags.target)
     check_apart(flags.video, flags.target)

@@ -22,21 +22,12 @@ from jaxtrain.training import state_size
 
 
 def main(flags: commands.Export | commands.Import) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or weights of an unknown model.
-    """
+    """Runs the command."""
     return export_to(flags) if isinstance(flags, commands.Export) else import_from(flags)
 
 
 def export_to(flags: commands.Export) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or the source has no model that can be exported.
-        RunAgain: the Hub cannot be reached now.
-    """
+    """Runs the command."""
     _check(flags)
     source = hub.local(flags.source)
     if flags.target is not None:
@@ -57,7 +48,6 @@ def export_to(flags: commands.Export) -> int:
 
 
 def _check(flags: commands.Export) -> None:
-    """Refuses wrong flags and targets, before a large checkpoint is read."""
     if flags.reference is not None and not flags.reference.is_file():
         raise InputError(
             f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
@@ -93,12 +83,10 @@ def _check(flags: commands.Export) -> None:
 
 
 def _can_write(model: Any, *, folder: bool) -> bool:
-    """Whether a model can be written to a folder, or to a weights file."""
     return bool(model.has_folder if folder else model.has_weights)
 
 
 def _other_form(model: Any, name: str, *, folder: bool) -> str:
-    """Explains why a model cannot be exported to a folder or to a file, and what to do."""
     if not _can_write(model, folder=not folder):
         return f"a model {name} cannot be exported"
     if not folder:
@@ -111,25 +99,11 @@ def _other_form(model: Any, name: str, *, folder: bool) -> str:
 
 
 class _Written(NamedTuple):
-    """What was written.
-
-    Attributes:
-        path: the file or folder.
-        model: the model's name.
-    """
-
     path: Path
     model: str
 
 
 def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
-    """Writes the files of a model.
-
-    Args:
-        flags: of the command.
-        source: the model.
-        target: the file or folder; an existing folder for ``--push``.
-    """
     loaded = weights.load(source)
     name = from_file.name_of(loaded.model)
     folder = flags.format == "hf"
@@ -208,11 +182,7 @@ _SHAPES = ("patch_size", "latent_channels", "decoder")
 
 
 def import_from(flags: commands.Import) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: wrong use, or weights of an unknown model.
-    """
+    """Runs the command."""
     flags = dataclasses.replace(flags, source=hub.local(flags.source))
     if huggingface.is_model_folder(flags.source):
         return _import_folder(flags)
@@ -315,7 +285,6 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
 
 
 def _changed(model: video_ae.Config, flags: commands.Import) -> video_ae.Config:
-    """Returns the guessed model with the changes of the flags."""
     given: dict[str, Any] = {
         name: getattr(flags, name)
         for name in (*_SHAPES, "trim")

@@ -26,8 +26,6 @@ class Code:
     """A commit.
 
     Attributes:
-        checkout: the top folder of the user's checkout.
-        commit: its first digits.
         folder: where the commit is checked out; None until it is.
     """
 
@@ -40,12 +38,7 @@ class Code:
         """Returns a commit of the checkout that has a config.
 
         Args:
-            config: a name, or the path of a .py file.
             revision: as git names it, such as a branch.
-
-        Raises:
-            InputError: the config is in no checkout, there is no such commit, or it requires other
-                packages.
         """
         path = files.find(config).absolute()
         top = _git(path.parent, "rev-parse", "--show-toplevel")
@@ -65,11 +58,7 @@ class Code:
         return code
 
     def check_packages(self, revision: str) -> None:
-        """Checks that the commit requires the packages that the checkout requires now.
-
-        Raises:
-            InputError: it does not.
-        """
+        """Checks that the commit requires the packages that the checkout requires now."""
         now = self.checkout / _PROJECT
         texts = [now.read_text() if now.is_file() else "", self._file(_PROJECT) or ""]
         required = [tomllib.loads(text).get("project", {}) for text in texts]
@@ -100,11 +89,7 @@ class Code:
 
     @contextlib.contextmanager
     def checked_out(self, parent: Path) -> "Iterator[Code]":
-        """Checks the commit out below a folder while the context is entered.
-
-        Raises:
-            InputError: git cannot, or the commit is older than this feature.
-        """
+        """Checks the commit out below a folder while the context is entered."""
         folder = parent.absolute() / self.commit
         self._remove(folder)  # of a comparison that was killed
         parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +113,6 @@ class Code:
 
 
 def _git(folder: Path, *arguments: str, strip: bool = True) -> str | None:
-    """Returns what git prints; None if it fails."""
     ended = _run(folder, *arguments)
     if ended.returncode:
         return None

@@ -54,12 +54,9 @@ class Question:
         sides: the config without a change, then with each change.
         metric: such as ``"val/psnr"``; None takes ``checkpoint.best_metric``.
         practical: a difference that is too small to matter; None if any matters.
-        at: what the two sides have in common: the number of steps, or the FLOPs.
         fit_s: seconds of training into which the steps of each side fit; None keeps the steps.
         pairs: the most pairs.
         hours: the most hours of training; None for no limit.
-        keep_checkpoints: whether those of judged runs stay.
-        simulate_devices: as the flag of a run.
     """
 
     sides: tuple[Side, ...]
@@ -73,11 +70,7 @@ class Question:
     simulate_devices: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks that one of both sets the steps.
-
-        Raises:
-            InputError: both do.
-        """
+        """Checks that one of both sets the steps."""
         if self.fit_s is not None and self.at != "steps":
             raise InputError(f"--at {self.at} and --fit-time both set the steps: omit one")
 
@@ -124,12 +117,8 @@ class Pair:
     """Two runs that have ended.
 
     Attributes:
-        seed: of both.
         a: value of the metric; None if the run diverged.
         b: likewise.
-        seconds: of both runs together.
-        identical: whether they recorded the same, to the bit.
-        directories: of the runs.
         diverged: how each run did; "" if it did not.
     """
 
@@ -165,18 +154,8 @@ class Comparison:
     """The answer about one change so far.
 
     Attributes:
-        change: what side b is, for people.
-        metric: that is compared.
-        mode: which values of it are better.
         level: probability that the interval ever misses the center.
-        pairs: in order.
-        interval: of b - a, in the units of the metric.
-        verdict: about b.
-        reason: one sentence.
-        evidence: see :func:`jaxtrain.comparison.sequential.evidence`.
         pairs_needed: an estimate of the pairs in total; None if unknown.
-        steps: of each side.
-        directory: with ``compare.json`` and the report.
     """
 
     change: str
@@ -293,27 +272,13 @@ def _verdict(
 
 
 def _is_final(answer: Comparison) -> bool:
-    """Whether no further pair is needed."""
     if answer.verdict == "identical":
         return len(answer.pairs) > 1
     return answer.verdict != "undecided"
 
 
 class Experiment:
-    """A comparison in a folder, which continues where it was interrupted.
-
-    Args:
-        question: what is asked.
-        directory: with ``compare.json``.
-        shared: folder of the runs; comparisons with the same one share equal runs.
-        trainer: examines the sides, and trains the runs.
-        slots: from :func:`jaxtrain.comparison.runs.slots`.
-        say: prints a line.
-        written: called with the answers after each pair.
-
-    Raises:
-        InputError: the folder has the answer to another question.
-    """
+    """A comparison in a folder, which continues where it was interrupted."""
 
     def __init__(
         self,
@@ -360,12 +325,8 @@ class Experiment:
     def run(self) -> list[Comparison]:
         """Trains pairs until each change has a verdict, or the limits are reached.
 
-        Returns:
-            The answer about each change.
-
         Raises:
             RunAgain: stopped, or a run had only temporary failures; the same command continues.
-            InputError: a side cannot be trained, or the code has changed meanwhile.
         """
         question = self._question
         for line in self._few_pairs():
@@ -409,7 +370,6 @@ class Experiment:
         ]
 
     def _open(self) -> list[int]:
-        """Returns the changes that need further pairs."""
         return [number for number, answer in enumerate(self._answers) if not _is_final(answer)]
 
     def _examined(self, side: Side, label: str) -> Facts:
@@ -519,11 +479,7 @@ class Experiment:
         return runs.read(directory, facts.metric)
 
     def _check_trained(self, side: int, label: str, directory: Path) -> None:
-        """Checks that a run has the identity of its side, although code may have been edited.
-
-        Raises:
-            InputError: it has not.
-        """
+        """Checks that a run has the identity of its side, although code may have been edited."""
         facts = self._facts[side]
         if runs.is_of(directory, facts.data, self._known.codes(facts.identity)):
             return
@@ -638,14 +594,8 @@ def of_existing(
     """Compares runs that exist, in the order given.
 
     Args:
-        directories: of the runs of each pair.
         metric: None takes ``checkpoint.best_metric`` of the first run.
         mode: which values are better; None takes that of the table of metrics.
-        practical: see :class:`Question`.
-
-    Raises:
-        InputError: a run is not done, lacks the metric, the seeds of a pair differ, two pairs have
-            the same seed, or the configs of a side differ.
     """
     from jaxtrain.reporting import run_files
 

@@ -18,11 +18,7 @@ _NO_LENGTH = ("--loop.epochs", "None", "--loop.tokens_per_param", "None")
 
 
 def seconds(typed: str) -> float:
-    """Returns the seconds of a duration such as ``"90s"``, ``"5m"`` or ``"1.5h"``.
-
-    Raises:
-        InputError: it is none, or zero.
-    """
+    """Returns the seconds of a duration such as ``"90s"``, ``"5m"`` or ``"1.5h"``."""
     found_s = field_values.duration_s(typed)
     if found_s is None:
         raise InputError(f"--fit-time {typed}: use a duration such as 90s, 5m, or 1.5h")
@@ -38,29 +34,13 @@ def overrides(steps: int, warmup_steps: int | None) -> tuple[str, ...]:
 
 
 def fitted(run: config.Run, before: int, steps: float) -> tuple[str, ...]:
-    """Returns the overrides of a run of other length, whose schedule keeps its shape.
-
-    Args:
-        run: the config.
-        before: its steps.
-        steps: the new ones, which are rounded.
-    """
+    """Returns the overrides of a run of other length, whose schedule keeps its shape."""
     count, warmup = max(1, round(steps)), run.optim.warmup_steps
     return overrides(count, warmup and max(1, warmup * count // before))
 
 
 def length(flags: RunFlags, say: Say) -> tuple[str, ...]:
-    """Returns the overrides that ``train --fit-time`` adds: as recorded in the run, or as measured.
-
-    Args:
-        flags: of the command line.
-        say: prints what was measured.
-
-    Raises:
-        InputError: the run has no folder to record it in, or several processes, or the step cannot
-            be built.
-        RunAgain: a temporary failure.
-    """
+    """Returns the overrides that ``train --fit-time`` adds, as recorded in the run or measured."""
     assert flags.fit_time is not None, "the flag was given"
     wanted = seconds(flags.fit_time)
     if flags.output_dir is None or bucket.is_bucket(flags.output_dir):

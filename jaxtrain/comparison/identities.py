@@ -15,11 +15,7 @@ _CONFIG = "the config"
 
 
 class Identities:
-    """The records of a folder.
-
-    Args:
-        folder: of the records; made when the first one is written.
-    """
+    """The records of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

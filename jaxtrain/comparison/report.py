@@ -15,11 +15,6 @@ NAME = "report.html"
 def write(answers: Sequence[Comparison], words: Sequence[str], out: Path) -> None:
     """Writes the page.
 
-    Args:
-        answers: about each change.
-        words: what each side is, for people: the baseline, then the changes.
-        out: the file, which is replaced atomically.
-
     Raises:
         OSError: it cannot be written.
     """

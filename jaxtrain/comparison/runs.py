@@ -39,7 +39,6 @@ class Result:
         value: the metric, of its last validation; None if the run diverged.
         diverged: how it did; "" if it did not.
         seconds: of all its starts, without the time between them.
-        directory: of the run.
     """
 
     value: float | None
@@ -61,11 +60,7 @@ def folder_of(facts: Facts, seed: int, runs: Path) -> Path:
 
 
 def read(directory: Path, metric: str) -> Result:
-    """Reads the result of a run.
-
-    Raises:
-        InputError: the run has not ended, or has no such metric.
-    """
+    """Reads the result of a run."""
     run = run_files.read(directory, directory.name)
     account = times.account(run.history)
     seconds = account.total_s if account else math.nan
@@ -116,7 +111,6 @@ def discard(directory: Path) -> None:
     """Deletes the directory of a run.
 
     Raises:
-        InputError: it is not one.
         RunAgain: a process trains there.
     """
     if not (directory / run_marker.NAME).is_file():
@@ -160,14 +154,6 @@ class Trainer:
     """Examines sides and trains runs, several beside each other if there are devices for them.
 
     Enter it: every half minute it prints what is in work, until you leave; then all runs stop.
-
-    Args:
-        environment: variables of the runs.
-        simulate_devices: as the flag of a run.
-        say: prints a line.
-
-    Attributes:
-        stopped: whether a stop has reached the runs.
     """
 
     def __init__(
@@ -194,17 +180,7 @@ class Trainer:
         return self._stop.is_set()
 
     def examine(self, side: Side, label: str, **request: Any) -> Facts:
-        """Finds the facts of a side.
-
-        Args:
-            side: the side.
-            label: such as "a".
-            request: see :func:`jaxtrain.comparison.side.examine`.
-
-        Raises:
-            InputError: the side cannot be compared.
-            RunAgain: a temporary failure.
-        """
+        """Finds the facts of a side."""
         asked = {
             "config": side.config_there,
             "overrides": [*side.overrides],
@@ -232,12 +208,7 @@ class Trainer:
         """Trains a run to its end, from where it is.
 
         Args:
-            side: whose run it is.
-            facts: of the side.
-            seed: of the run.
-            directory: of the run.
             gpus: CUDA_VISIBLE_DEVICES; None does not set it.
-            label: of the side, such as "a".
 
         Raises:
             Failed: the run cannot end well, and has not diverged.
@@ -279,11 +250,7 @@ class Trainer:
         raise RunAgain(f"{directory} had {TRIES} temporary failures; the last one: {why}")
 
     def _once(
-        self,
-        arguments: list[str],
-        code: Path | None,
-        gpus: str | None,
-        progress: Callable[[], str],
+        self, arguments: list[str], code: Path | None, gpus: str | None, progress: Callable[[], str]
     ) -> tuple[int, str]:
         """Starts a run once; returns its exit code, and the reason if it has one."""
         try:
@@ -339,7 +306,6 @@ class Trainer:
 
 
 def _step(directory: Path) -> int:
-    """Returns the newest recorded step of a run."""
     try:
         lines = (directory / run_files.METRICS).read_bytes().splitlines()
         return int(json.loads(lines[-1])["step"])
@@ -351,10 +317,6 @@ def slots(mesh: Any, simulate_devices: int | None) -> list[str | None]:
     """Returns the devices of each run that may train beside the others, as CUDA_VISIBLE_DEVICES.
 
     One run at a time on CPUs, and for a config that takes all devices; then the element is None.
-
-    Args:
-        mesh: of the config.
-        simulate_devices: as the flag of a run.
     """
     if simulate_devices is not None or mesh.auto:
         return [None]

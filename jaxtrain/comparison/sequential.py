@@ -57,8 +57,6 @@ class Interval:
         high: likewise.
         center: the estimate of the center of symmetry, which is never outside: the median of the
             means of all pairs of differences (Hodges and Lehmann), or the nearest end.
-        mean: of the differences; outside if they are skewed.
-        pairs: their number.
         symmetric: whether the differences look symmetric around a value in the interval.
     """
 

@@ -35,9 +35,6 @@ class Side:
     """What a side trains.
 
     Attributes:
-        config: a name, or the path of a .py file.
-        overrides: of its fields, as typed.
-        words: what it is, for people.
         code: the commit whose code it is; None for the code of this process.
     """
 
@@ -62,16 +59,8 @@ class Facts:
     """What is known of a side before it is trained.
 
     Attributes:
-        name: of the config.
-        seed: of the first pair.
-        metric: that is compared.
-        mode: which values of it are better.
         parts: what is part of the identity -> digest.
-        code: digest of the source files.
-        data: digest of the examples.
-        steps: of a run.
         length: overrides that set the length, if the config does not.
-        flops: of all steps.
         step_s: seconds of a step, as measured on this machine.
     """
 
@@ -102,12 +91,7 @@ def check(run: Any, metric: str | None, side: str) -> tuple[str, Literal["max", 
     """Checks that a config can be compared; returns the metric, and which values are better.
 
     Args:
-        run: the config.
         metric: None takes ``checkpoint.best_metric``.
-        side: for messages, such as "a".
-
-    Raises:
-        InputError: it cannot.
     """
     from jaxtrain.config import metrics
 
@@ -138,11 +122,6 @@ def examine(request: dict[str, Any], send: Any) -> None:
         request: ``config``, ``overrides``, ``metric``, ``side``, ``simulate_devices``; ``flops``
             of a run, to which its steps are fitted, or None; ``fit_s``, the seconds to which they
             are fitted, or None; ``known``, the folder of :class:`identities.Identities`.
-        send: receives the messages.
-
-    Raises:
-        InputError: the config, the data, or the machine does not fit.
-        RunAgain: a temporary failure.
     """
     from jaxtrain import config
     from jaxtrain.comparison import fit_time
@@ -187,16 +166,7 @@ def examine(request: dict[str, Any], send: Any) -> None:
 
 
 def measure(request: dict[str, Any], send: Any) -> None:
-    """Sends ``step_s``, the seconds of a step, and ``length``, the overrides that fit a time.
-
-    Args:
-        request: ``config``, ``overrides``, ``simulate_devices``, ``fit_s``.
-        send: receives them.
-
-    Raises:
-        InputError: the config, the data, or the machine does not fit.
-        RunAgain: a temporary failure.
-    """
+    """Sends ``step_s``, the seconds of a step, and ``length``, the overrides that fit a time."""
     from jaxtrain import config
     from jaxtrain.comparison import fit_time
 
@@ -226,7 +196,6 @@ def _devices(run: Any, request: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _fitted_to_devices(run: Any) -> Any:
-    """Returns the config with a mesh that fits the devices, if it is automatic."""
     from jaxtrain.config.mesh_fit import fit_to_present_devices
 
     return fit_to_present_devices(run)[0]

@@ -36,8 +36,6 @@ class Cluster:
     Attributes:
         scheme: the launcher or the variables that describe them, for messages.
         coordinator: host:port of process 0.
-        source: the variables that the coordinator comes from.
-        count: number of processes; at least 2.
         index: number of this process, from 0.
         hosts: number of machines that they run on; None if unknown.
         devices: indices of the local GPUs that this process uses; empty for all.
@@ -99,11 +97,7 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def patience(environment: Mapping[str, str]) -> float:
-    """Returns how long to wait for the other processes, in seconds.
-
-    Raises:
-        InputError: JAXTRAIN_CONNECT_S is not a number.
-    """
+    """Returns how long to wait for the other processes, in seconds."""
     text = environment.get(PATIENCE) or str(PATIENCE_S)
     if not text.replace(".", "", 1).isdecimal():
         raise InputError(f"{PATIENCE} is {text!r}; it must be a number of seconds, such as 300")

@@ -44,12 +44,7 @@ _CURES = {
 
 
 def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Collects what must be the same in all processes: kind -> name -> value.
-
-    Args:
-        run: the config.
-        flags: command-line flags that change the computation.
-    """
+    """Collects what must be the same in all processes: kind -> name -> value."""
     leaves = jax.tree_util.tree_leaves_with_path(
         config.to_dict(run), is_leaf=lambda node: not isinstance(node, dict)
     )
@@ -90,10 +85,6 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
 
 def check(own_facts: Mapping[str, Any], store: KeyValueStore) -> None:
     """Has process 0 compare the facts of all processes.
-
-    Args:
-        own_facts: the result of :func:`facts` in this process.
-        store: the run's key-value store.
 
     Raises:
         InputError: the facts differ; the same message in all processes.
@@ -153,14 +144,12 @@ def digest_of(digests: Mapping[str, str]) -> str:
 
 
 def _code(run: config.Run) -> str:
-    """Returns the digest of the code, and the commit."""
     commit = _commit(Path(__file__).parents[2])
     return digest_of(code_digests(run)) + (f" (commit {commit})" if commit else "")
 
 
 @functools.cache
 def _commit(checkout: Path) -> str:
-    """Returns a checkout's commit; empty for an installed package or without git."""
     if not (checkout / ".git").exists():
         return ""
     try:

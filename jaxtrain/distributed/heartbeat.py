@@ -50,11 +50,7 @@ class Heartbeat:
     A context manager that starts and ends its thread; a run of one process has none.
 
     Args:
-        store: the run's key-value store.
         signals: requested to stop when another process got a stop signal.
-
-    Attributes:
-        process: number of this process.
     """
 
     def __init__(self, store: KeyValueStore, signals: StopSignals) -> None:
@@ -127,9 +123,6 @@ class Heartbeat:
 
         Returns after at most ``LEAVE_S``, ``FOLLOW_S`` or ``FINISH_S``, even if the service is
         gone.
-
-        Args:
-            code: the exit code of this process.
         """
         after_error_s = FOLLOW_S if code in _FINAL else LEAVE_S
         limit_s, self._ending = FINISH_S if self._ending else after_error_s, True

@@ -41,7 +41,6 @@ def announced(
 
     Args:
         what: describes it, such as ``"process 3 of 4"``; called from another thread.
-        say: prints a line.
     """
     began, over = time.monotonic(), threading.Event()
 
@@ -103,10 +102,7 @@ class KeyValueStore:
     calls with the same topic, so all processes must make the same calls in the same order.
 
     Attributes:
-        index: number of this process.
-        count: number of processes of the run.
         client: client of jax's service; None in a run of one process.
-        calls: topic -> number of calls so far.
     """
 
     index: int = 0
@@ -133,10 +129,6 @@ class KeyValueStore:
     def collect(self, topic: str, timeout_s: float) -> list[str]:
         """Waits for the texts of all processes and returns them in process order.
 
-        Args:
-            topic: the topic that all of them publish to.
-            timeout_s: time limit for each of them.
-
         Raises:
             NoAnswer: a process published nothing in this time.
         """
@@ -159,7 +151,6 @@ class KeyValueStore:
         """Runs ``decision`` in process 0; every process returns its text or raises its error.
 
         Raises:
-            InputError: ``decision`` raised it.
             RunAgain: ``decision`` raised it; or as NoAnswer in the others, if process 0 took too
                 long.
         """
@@ -228,7 +219,6 @@ class KeyValueStore:
             ) from error
 
     def _missing(self, topic: str) -> str:
-        """Lists the processes that have published nothing, for messages."""
         try:
             published = self.published(topic)
         except RuntimeError:  # the service is gone
@@ -268,7 +258,6 @@ class Votes:
     All processes must call the methods in the same order.
 
     Args:
-        store: the run's key-value store.
         timeout_s: longest time for process 0 to wait for a vote. The others wait for process 0
             without a limit, since it may be hashing a large checkpoint: if it is gone or stuck,
             :mod:`jaxtrain.distributed.heartbeat` or the watchdog ends them.
@@ -290,10 +279,6 @@ class Votes:
 
     def agree(self, part: str, failure: str) -> str:
         """Votes on whether a part worked in this process; returns whether it did in all of them.
-
-        Args:
-            part: name of this part of the save, the same in all processes.
-            failure: why it failed in this process; "" if it worked.
 
         Returns:
             The failure of the first process that has one; "" if it worked everywhere.
@@ -360,5 +345,4 @@ def _pauses() -> Iterator[float]:
 
 
 def _name(topic: str) -> str:
-    """Returns a topic without the number of its call."""
     return topic.partition("/")[0]

@@ -43,8 +43,6 @@ def heard(
     Args:
         source: ``loop.leave_notice``: "aws", "gce", or the path of a file that appears; None
             asks for nothing.
-        stop: stops the run as SIGTERM does.
-        env: environment variables.
 
     Raises:
         InputError: the service does not answer on this machine.
@@ -146,8 +144,6 @@ class _Aws:
 
 
 class _Gce:
-    """Asks a machine's metadata on Google Cloud."""
-
     def __init__(self, env: Mapping[str, str]) -> None:
         name, usual = _GCE
         self._url = f"http://{env.get(name, usual)}/computeMetadata/v1/instance/preempted"

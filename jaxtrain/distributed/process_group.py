@@ -39,7 +39,6 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     processes are on this machine.
 
     Args:
-        environment: ``os.environ``.
         simulate_devices: number of virtual CPU devices in all processes together; None for the
             real devices.
 
@@ -91,10 +90,6 @@ def processes_on_this_host(environment: Mapping[str, str]) -> int:
 def check_same_program(run: config.Run, flags: Mapping[str, Any]) -> None:
     """Checks that config, code, and packages are the same in all processes, before compilation.
 
-    Args:
-        run: the config.
-        flags: command-line flags that change the computation.
-
     Raises:
         InputError: in all processes alike; names each difference, its values and processes.
         RunAgain: a process is gone.
@@ -136,10 +131,6 @@ def leave(error: BaseException, heartbeat: Heartbeat) -> None:
     """Ends this process at once after an error; returns in a run of one process.
 
     An ordinary exit would wait for the other processes, which wait for this one in a collective.
-
-    Args:
-        error: what ends the run.
-        heartbeat: publishes that this process ends.
     """
     if key_value.of_run().count == 1:
         return
@@ -172,10 +163,6 @@ def process_zero_first(action: Callable[[], T], name: str) -> T:
 def wait_for_all(event: str, timeout_s: float = _LONGEST_WAIT_S) -> None:
     """Waits until all processes have called this.
 
-    Args:
-        event: name of the barrier, for messages.
-        timeout_s: longest wait.
-
     Raises:
         RunAgain: a process did not call it in this time.
     """
@@ -185,11 +172,6 @@ def wait_for_all(event: str, timeout_s: float = _LONGEST_WAIT_S) -> None:
 def gather(what: str, text: str, timeout_s: float = _LONGEST_WAIT_S) -> list[str]:
     """Returns the texts of all processes, in process order.
 
-    Args:
-        what: name of the text, for messages.
-        text: the text of this process.
-        timeout_s: longest wait for each process.
-
     Raises:
         RunAgain: a process gave none.
     """
@@ -197,11 +179,7 @@ def gather(what: str, text: str, timeout_s: float = _LONGEST_WAIT_S) -> list[str
 
 
 def check_same(what: str, value: str, cure: str) -> None:
-    """Checks that every process has the same value.
-
-    Raises:
-        InputError: in all processes alike; lists the values.
-    """
+    """Checks that every process has the same value."""
     values = gather(what, value)
     if len(set(values)) > 1:
         listing = ", ".join(f"process {process}: {value}" for process, value in enumerate(values))
@@ -223,7 +201,6 @@ class Exchange:
     """Reduces named numbers over all processes, to their means or maxima.
 
     Args:
-        mesh: the mesh over all devices.
         mean: names reduced to their mean over the devices of the processes that have a value.
         largest: names reduced to their maximum.
     """

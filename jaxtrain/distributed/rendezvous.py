@@ -46,8 +46,6 @@ _LISTED = 32  # callers in a message
 
 @dataclasses.dataclass
 class _Caller:
-    """A process of the run that has called process 0, and its connection."""
-
     index: int
     count: int
     where: str
@@ -60,8 +58,6 @@ class _Answer:
     """How the rendezvous ended for one process.
 
     Attributes:
-        message: the error; empty if all processes are present.
-        again: whether a retry may succeed.
         heard: whether process 0 sent it; otherwise this process concluded it.
     """
 
@@ -72,10 +68,6 @@ class _Answer:
 
 def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
     """Waits until every process of the run is present.
-
-    Args:
-        cluster: the run's processes, as seen by this one.
-        environment: ``os.environ``.
 
     Raises:
         InputError: two processes have the same number, one is outside the range, or they disagree
@@ -99,8 +91,6 @@ class _Foreign(Exception):
 
 
 class _Call:
-    """One process's call to process 0."""
-
     def __init__(self, cluster: Cluster, patience_s: float) -> None:
         self._cluster = cluster
         self.patience_s = patience_s
@@ -352,7 +342,6 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Parses a line as a JSON object; empty if it is not one."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):

@@ -37,7 +37,6 @@ class Watchdog:
 
     Args:
         timeout_s: longest time between two beats; None: only :meth:`end_within` sets a limit.
-        heartbeat: publishes the status of this process and has that of the others.
     """
 
     def __init__(self, timeout_s: float | None, heartbeat: Heartbeat) -> None:
@@ -67,12 +66,7 @@ class Watchdog:
         self._thread.join()
 
     def report_to(self, directory: Path, say: Callable[[str, int], None]) -> None:
-        """Sets the run directory, which gets the stacks, and what prints the last line.
-
-        Args:
-            directory: of the run.
-            say: takes the line and the exit code.
-        """
+        """Sets the run directory, which gets the stacks, and what prints the last line."""
         self._directory, self._say = directory, say
 
     def beat(self, step: int | None = None) -> None:
@@ -92,7 +86,6 @@ class Watchdog:
         """Writes the report and ends the process; only the first call has an effect.
 
         Args:
-            reason: of the end.
             code: the exit code; 2 or 130 if another process has ended with it.
         """
         with self._changed:
@@ -110,7 +103,6 @@ class Watchdog:
         """Sets another limit for a phase outside of steps: it must end within ``allowance_s``.
 
         Args:
-            name: name of the phase, for the last line.
             allowance_s: time limit, counted from here or from the last beat; at least the limit of
                 a step. None: no limit.
         """
@@ -154,7 +146,6 @@ class Watchdog:
         self.end(reason)
 
     def _limit(self) -> tuple[str, float | None]:
-        """Returns the current phase, "" for a step, and its limit."""
         if self._timeout_s is None:
             return "", None
         return self._pauses[-1] if self._pauses else ("", self._timeout_s)

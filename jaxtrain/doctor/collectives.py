@@ -263,7 +263,6 @@ def judged_links(rates: Mapping[tuple[str, str], float]) -> Finding:
 
 
 def _seconds(action: Callable[[], Any]) -> list[float]:
-    """Returns the times of several calls."""
     times = []
     for _ in range(_TIMES):
         began = time.perf_counter()

@@ -86,7 +86,9 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     yield ok(sources.summary)
     bad, files = sources.bad, sources.files
     if complaint := too_many(len(bad), files, run.data.max_bad_share):
-        yield _too_many(complaint, bad)
+        yield problem(
+            f"{complaint}: {_named(bad)}", "fix or remove them, or raise --data.max_bad_share"
+        )
     elif bad:
         yield _broken(f"{len(bad)} of {files} input files are broken ({len(bad) / files:.1%})", bad)
 
@@ -135,12 +137,6 @@ def judged(rate: Rate, cores: int) -> Finding:
         f"alone loads {core} examples/s"
     )
     return problem(seen, f"try --data.workers {cores // 2}, and check uptime for load")
-
-
-def _too_many(complaint: str, bad: Iterable[object]) -> Finding:
-    return problem(
-        f"{complaint}: {_named(bad)}", "fix or remove them, or raise --data.max_bad_share"
-    )
 
 
 def _broken(seen: str, bad: Iterable[object]) -> Finding:

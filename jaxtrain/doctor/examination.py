@@ -15,7 +15,7 @@ from jaxtrain import terminal
 from jaxtrain.doctor.finding import Check, Finding, problem, run_checks
 from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.xla import gpu_memory, subprocess_worker
+from jaxtrain.xla import subprocess_worker
 from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed, environment
 
 LIMIT_S = 180.0
@@ -46,10 +46,6 @@ def examine(request: Mapping[str, Any], limit_s: float = LIMIT_S) -> Iterator[Ev
     Args:
         request: the run to check: its ``config`` and ``overrides``, and the flags ``output_dir``,
             ``resume``, and ``simulate_devices`` as typed; None if not set.
-        limit_s: for all checks together.
-
-    Raises:
-        InputError: the config is wrong.
     """
     group = "start"
     scratch: list[str] = []
@@ -91,15 +87,11 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     Without a connection to the other processes, the group "processes" is the last one.
 
     Args:
-        request: see :func:`examine`.
         send: takes {"about": ...} once, {"group": name} when a group begins, {"finding": ...}, and
             {"scratch": folder} for a folder to remove if this process dies.
-
-    Raises:
-        InputError: the config is wrong.
     """
     # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
-    gpu_memory.share_memory(os.environ)
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import remote, resume
     from jaxtrain.doctor import checkpointing, collectives, data, hosts, machine

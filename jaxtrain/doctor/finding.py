@@ -24,12 +24,8 @@ class Finding:
     """One result of a check.
 
     Attributes:
-        level: "problem" if the run would fail, at once or later.
-        seen: the observation, with numbers.
         cure: how to fix it; empty if all is well, or if ``seen`` is an error of jaxtrain that
             names the fix itself.
-        group: the check's group.
-        check: the check's name.
     """
 
     level: Level
@@ -77,9 +73,7 @@ def run_checks(group: str, checks: Mapping[str, Check], report: Callable[[Findin
     """Runs checks one after another; one that raises is a problem, and the next ones still run.
 
     Args:
-        group: name of the group that they belong to.
         checks: name -> check.
-        report: takes each finding as soon as there is one.
     """
     for name, check in checks.items():
         for finding in _guarded(name, check):

@@ -226,14 +226,7 @@ def workers(subject: Subject) -> Iterator[Finding]:
 def shared_memory(
     run: config.Run, number: int, rows: int, folder: Path = _SHARED_MEMORY
 ) -> Iterator[Finding]:
-    """Checks that the batches that workers prefetch fit into the host's shared memory.
-
-    Args:
-        run: the config.
-        number: of workers of this process.
-        rows: examples of a batch that this process loads.
-        folder: where shared memory is mounted.
-    """
+    """Checks that the batches that workers prefetch fit into the host's shared memory."""
     batch = worker_count.shared_batch_bytes(run.data, run.model, rows)
     if not number or not batch:
         reason = "are small" if number else "are loaded without workers"

@@ -27,16 +27,10 @@ class Subject:
     """A config on this machine.
 
     Attributes:
-        run: the config.
         card: the card in the config's name; None if it has none.
         output: where a run would write; need not exist.
         simulate_devices: number of virtual CPU devices in all processes; None for the real devices.
-        driver: this host's driver, queried before jax took the GPUs.
-        environment: ``os.environ``.
         scratch: takes each folder that is removed if this process dies, before it is made.
-        store: shared with the other processes.
-        connected: whether all processes are.
-        resumes: whether a run would resume from a checkpoint.
         shared: whether all processes see the output directory's storage; None if unknown.
         url: of the bucket that ``output`` would be copied to; None without one. Each process then
             writes on a disk of its own.

@@ -51,8 +51,6 @@ class Paradigm:
 
     Attributes:
         name: of the file, without its suffix.
-        field: of linguistics.
-        pairs: the sentences.
     """
 
     name: str
@@ -65,9 +63,6 @@ class Accuracy:
     """A result.
 
     Attributes:
-        name: of a paradigm, or of a field.
-        field: the field of a paradigm.
-        pairs: number of pairs.
         accuracy: fraction of pairs whose acceptable sentence is the more probable one; for several
             paradigms, the mean of theirs.
     """
@@ -83,8 +78,6 @@ class BlimpScore:
     """The result of all paradigms.
 
     Attributes:
-        accuracy: mean over the paradigms.
-        fields: means over the paradigms of each field.
         paradigms: the result of each.
     """
 
@@ -109,11 +102,7 @@ def read(folder: Path, most: int | None = None) -> list[Paradigm]:
     """Reads the pairs.
 
     Args:
-        folder: has a file for each paradigm.
         most: number of pairs per paradigm, the first ones; None is all.
-
-    Raises:
-        InputError: a file cannot be read, or is not as expected; all problems are found together.
     """
     paradigms, problems = list[Paradigm](), list[str]()
     for file in sorted(folder.glob("*.jsonl")):
@@ -159,17 +148,7 @@ def score(
     rows: int,
     each: Callable[[int, int], None],
 ) -> BlimpScore:
-    """Measures a model.
-
-    Args:
-        model: the model.
-        paradigms: the result of :func:`read`.
-        rows: batch size, in sequences.
-        each: called with the number of pairs done and the total.
-
-    Raises:
-        InputError: a sentence is longer than the context window.
-    """
+    """Measures a model."""
     results, done = list[Accuracy](), 0
     total = sum(len(paradigm.pairs) for paradigm in paradigms)
     for paradigm in paradigms:

@@ -46,10 +46,8 @@ class Example(NamedTuple):
     """One question.
 
     Attributes:
-        line: its number in the file.
         contexts: several in a schema task.
         continuations: several in a multiple-choice task.
-        gold: the right one of the several.
     """
 
     line: int
@@ -69,13 +67,7 @@ class Task:
     """One task, with its examples in the order in which they are measured.
 
     Attributes:
-        label: its name.
-        kind: how it is scored.
-        shots: number of examples that a prompt shows before the question.
-        delimiter: between context and continuation.
         baseline: accuracy of random answers, 0 to 1.
-        file: the file with the examples.
-        examples: the questions.
     """
 
     label: str
@@ -134,12 +126,7 @@ class TaskScore:
     """The result of a task.
 
     Attributes:
-        label: of the task.
-        kind: ``multiple_choice``, ``schema``, or ``language_modeling``.
-        shots: number of examples that a prompt shows.
-        examples: number of questions.
         accuracy: fraction of right answers.
-        baseline: accuracy of random answers.
         centered: `(accuracy - baseline) / (1 - baseline)`.
     """
 
@@ -157,9 +144,7 @@ class CoreScore:
     """The result of all tasks.
 
     Attributes:
-        core: mean of the centered accuracies.
         cut: number of prompts whose beginning did not fit into the context window.
-        tasks: the result of each.
     """
 
     core: float
@@ -170,17 +155,7 @@ class CoreScore:
 def score(
     model: CausalModel, tasks: Sequence[Task], rows: int, each: Callable[[int, int], None]
 ) -> CoreScore:
-    """Measures a model.
-
-    Args:
-        model: the model.
-        tasks: the result of :func:`read`.
-        rows: batch size, in prompts.
-        each: called with the number of examples done and the total.
-
-    Raises:
-        InputError: a continuation is longer than the context window.
-    """
+    """Measures a model."""
     scores, done, cut = [], 0, 0
     total = sum(len(task.examples) for task in tasks)
     for task in tasks:
@@ -214,11 +189,7 @@ def read(folder: Path, most: int | None = None) -> list[Task]:
     """Reads the tasks of a folder.
 
     Args:
-        folder: `eval_bundle`.
         most: number of examples per task, in the order in which they are measured; None is all.
-
-    Raises:
-        InputError: a file is missing or not as expected; all problems are found together.
     """
     file = folder / TASKS
     try:
@@ -247,7 +218,6 @@ def read(folder: Path, most: int | None = None) -> list[Task]:
 
 
 def _task(folder: Path, settings: Any, where: str, baselines: Mapping[str, float]) -> Task:
-    """Reads a task of ``core.yaml``, without its examples."""
     if not isinstance(settings, dict):
         raise InputError(f"{where} is {settings!r:.60}: write its settings, such as label: NAME")
     for name in ("label", "icl_task_type", "dataset_uri"):
@@ -296,7 +266,6 @@ def _baselines(file: Path) -> dict[str, float]:
 
 
 def _examples(task: Task, most: int | None) -> list[Example]:
-    """Reads the examples of a task, in the order in which they are measured."""
     examples = []
     for number, line in enumerate(_text(task.file).split("\n"), 1):
         if line.strip():

@@ -18,25 +18,13 @@ from flax import nnx
 
 from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.errors import InputError
-from jaxtrain.inference.evaluation import (
-    ClipMetrics,
-    Drawn,
-    Measure,
-    Meter,
-    Result,
-    defined,
-)
+from jaxtrain.inference.evaluation import ClipMetrics, Drawn, Measure, Meter, Result, defined
 from jaxtrain.inference.teachers import Teacher
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.models.video_ae import quality, samples
 from jaxtrain.models.video_ae.timing import Timing
 
-CELLS = (
-    "teacher > teacher",
-    "student > teacher",
-    "teacher > student",
-    "student > student",
-)
+CELLS = ("teacher > teacher", "student > teacher", "teacher > student", "student > student")
 """Encoder > decoder."""
 TEACHER, STUDENT = 0, 3
 """Which of them are the teacher and the student alone."""
@@ -80,13 +68,8 @@ class StudentMeter(Meter):
     """Measures a student and its teacher on the same clips.
 
     Args:
-        student: the student.
-        teacher: the teacher, whose latents it was checked to have.
         measures: name -> measure.
         frames, height, width: size of a clip.
-
-    Raises:
-        InputError: the student does not take this size.
     """
 
     def __init__(
@@ -129,10 +112,7 @@ class StudentMeter(Meter):
         self._check_numbers(clip, values)
         teacher, student = defined(self._alone(original, *latents))
         metrics = StudentMetrics(
-            video=clip.run.name,
-            place=clip.place,
-            values=defined(values),
-            alone=(teacher, student),
+            video=clip.run.name, place=clip.place, values=defined(values), alone=(teacher, student)
         )
         return Result(metrics, (_sums(*latents),))
 
@@ -152,7 +132,6 @@ class StudentMeter(Meter):
     def _alone(
         self, original: np.ndarray, of_teacher: np.ndarray, of_student: np.ndarray
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns :attr:`StudentMetrics.alone`."""
         target, alone = self._student_target(original), (dict[str, float](), dict[str, float]())
         deviation = of_teacher.std((0, 1, 2, 3))
         noise = np.random.default_rng(0).standard_normal(of_teacher.shape, np.float32)

@@ -76,7 +76,6 @@ class Result:
     """What one clip adds to the result.
 
     Attributes:
-        measured: its metrics.
         features: for each autoencoder, those of the original and of the reconstruction, [2, K]; ()
             without features.
     """
@@ -89,20 +88,13 @@ class Meter:
     """Reconstructs clips with autoencoders and compares each frame with its original.
 
     Args:
-        models: the autoencoders.
         measures: name -> measure.
         frames, height, width: size of a clip.
         features: of originals and reconstructions, for :meth:`rfvd`; None computes none.
 
     Attributes:
-        models: the autoencoders.
-        columns: what is measured: the sources of the autoencoders.
-        names: of the measures.
         compared: frames per clip that all models reconstruct; a decoder that drops the first frames
             returns fewer than were encoded.
-
-    Raises:
-        InputError: a model does not take this size, or its output cannot be compared.
     """
 
     def __init__(
@@ -149,14 +141,12 @@ class Meter:
         """Measures each clip; reports and skips unreadable ones.
 
         Args:
-            clips: of videos in folders that all nodes of a cluster share.
             say: receives a line for each clip that is skipped.
             each_clip: called for each measured clip, in any order.
             cluster: runs the work instead of this machine, and what this meter was built from: its
                 workers build the same.
 
         Raises:
-            InputError: broken weights, or a node does not see the videos.
             RunAgain: the cluster failed.
         """
         engine: engines.Engine = engines.Threads(_READ_AHEAD)
@@ -188,7 +178,6 @@ class Meter:
         return self._measured
 
     def _measured(self, numbered: "_Numbered") -> "Result | BadExample":
-        """Reads and measures a clip."""
         _, clip = numbered
         try:
             video = clip.read()
@@ -198,11 +187,7 @@ class Meter:
             return self.result_of(clip, video)
 
     def result_of(self, clip: Clip, video: np.ndarray) -> Result:
-        """Measures one clip with these pixels, uint8 [T, H, W, 3].
-
-        Raises:
-            InputError: a reconstruction has NaN/Inf, which means broken weights.
-        """
+        """Measures one clip with these pixels, uint8 [T, H, W, 3]."""
         of_models = jax.device_get([program(video[None]) for program in self._programs])
         features = tuple(of.pop(_FEATURES)[:, 0] for of in of_models if _FEATURES in of)
         values = [{name: float(np.mean(value)) for name, value in of.items()} for of in of_models]
@@ -211,12 +196,7 @@ class Meter:
         return Result(measured, features)
 
     def worst(self, clips: Sequence[Clip], measured: Sequence[ClipMetrics]) -> list["Drawn"]:
-        """Draws the measured clips with the lowest PSNR, the mean over the models; worst first.
-
-        Args:
-            clips: those that were measured.
-            measured: from :meth:`measure`.
-        """
+        """Draws the measured clips with the lowest PSNR, the mean over the models; worst first."""
         by_place = {(clip.run.name, clip.place): clip for clip in clips}
         ranked = sorted(measured, key=lambda one: float(np.mean([of["psnr"] for of in one.values])))
         return [self._drawn(by_place[one.video, one.place], one) for one in ranked[:_WORST]]
@@ -236,11 +216,7 @@ class Meter:
         return Drawn(clip.run.name, clip.place, image, tuple(labels))
 
     def rfvd(self) -> list[float]:
-        """Returns each model's Fréchet video distance over the measured clips; [] without features.
-
-        Raises:
-            InputError: fewer than two clips were measured.
-        """
+        """Returns each model's Fréchet video distance over measured clips; [] without features."""
         return [
             frechet.distance(*np.stack(of_model, axis=1)) for of_model in self._features if of_model
         ]
@@ -267,7 +243,6 @@ class MeterConfig:
     """What a meter measures; can be pickled.
 
     Attributes:
-        precision: of the models.
         frames, height, width: size of a clip.
         lpips: file with the weights for LPIPS; see :func:`lpips.measure`.
         i3d: file with the weights for rFVD; see :func:`i3d.measure`.
@@ -286,11 +261,7 @@ class MeterConfig:
         return dataclasses.replace(self, lpips=lpips, i3d=i3d)
 
     def build(self, sources: Sequence[Path | TrainedModel]) -> Meter:
-        """Loads the models and the networks that measure.
-
-        Raises:
-            InputError: one cannot be loaded, or does not fit the others.
-        """
+        """Loads the models and the networks that measure."""
         return Meter(
             [Autoencoder(source, self.precision, command="evaluate") for source in sources],
             self.measures(),
@@ -301,11 +272,7 @@ class MeterConfig:
         )
 
     def measures(self) -> dict[str, Measure]:
-        """Returns the standard measures, and LPIPS if its weights are given.
-
-        Raises:
-            InputError: its weights cannot be loaded.
-        """
+        """Returns the standard measures, and LPIPS if its weights are given."""
         if not self.lpips:
             return MEASURES
         network, distance = lpips.measure(self.lpips)
@@ -319,7 +286,6 @@ class Drawn(NamedTuple):
     """A clip, its reconstructions, and their errors.
 
     Attributes:
-        video: name of the file.
         place: position of the clip in the file, 0 to 1.
         image: uint8 [H, W, 3], a few frames from left to right.
         rows: what its rows show.
@@ -334,7 +300,6 @@ class Drawn(NamedTuple):
 def _begin(
     config: MeterConfig, trained: Sequence[TrainedModel], worker: engines.Worker
 ) -> Callable[[_Numbered], Result | BadExample]:
-    """Builds the meter in a worker of a cluster."""
     return config.build(trained)._begin(worker)
 
 
@@ -347,7 +312,6 @@ class Evaluation:
     clips.
 
     Attributes:
-        videos, clips: how many were measured.
         estimates: metric -> one for each autoencoder.
         differences: metric -> {(i, j): autoencoder j minus autoencoder i}.
     """

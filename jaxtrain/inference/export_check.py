@@ -34,13 +34,8 @@ def check(target: Path, model: Any, params: Params, reference: Path | None = Non
     """Checks exported files, and returns a sentence for each check.
 
     Args:
-        target: the weights file or the transformers folder.
-        model: config of the exported model.
         params: its parameters by dotted path, float32.
         reference: ``taehv.py``, which is run; None skips this check.
-
-    Raises:
-        InputError: the files contain another model, or the reference does not fit or differs.
     """
     model = model.bare()
     checks = [_read_back(target, model, params)]

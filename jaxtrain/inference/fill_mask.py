@@ -38,7 +38,6 @@ class MaskedScore:
     """How well a model predicts each token of a text from the tokens around it.
 
     Attributes:
-        tokens: number of tokens that were masked, each in turn.
         unknown: number of [UNK] tokens, which are skipped because training never predicts them.
         lost: fraction of the characters of the texts that the tokens do not have
             (:class:`jaxtrain.data.text.encoding.Encoded`).
@@ -59,16 +58,7 @@ class MaskedScore:
 
 
 class MaskedModel:
-    """A model, its parameters on the first device, and its tokenizer.
-
-    Args:
-        source: a checkpoint, a run directory, or a transformers folder.
-        precision: precision of the computation.
-        command: the command that uses the model, for messages.
-
-    Raises:
-        InputError: no model there, one of another kind, or jax does not see the GPU.
-    """
+    """A model, its parameters on the first device, and its tokenizer."""
 
     def __init__(self, source: Path, precision: str = "float32", *, command: str = "fill") -> None:
         tokenizer.check_travels(source)
@@ -106,9 +96,6 @@ class MaskedModel:
         Args:
             text: has at least one [MASK], or the tokenizer's own mask token.
             top: number of tokens per mask.
-
-        Raises:
-            InputError: the text has no mask or is too long.
         """
         own = str(self.tokenizer.id_to_token(self.special.mask))
         for mask in _MASKS:
@@ -152,13 +139,7 @@ class MaskedModel:
         has more on the other side.
 
         Args:
-            texts: documents of any length.
-            rows: batch size, in masked copies.
             max_tokens: mask only the first ``max_tokens`` tokens; None is all.
-            each: called after each batch with the number of tokens done and the total.
-
-        Raises:
-            InputError: the texts have no tokens, or only unknown ones.
         """
         chosen: list[tuple[np.ndarray, int]] = []  # the tokens of a text, and one to mask
         tokens = characters = lost = 0
@@ -192,15 +173,7 @@ class MaskedModel:
         )
 
     def log_probabilities(self, texts: Sequence[str], rows: int) -> np.ndarray:
-        """Returns each text's pseudo-log-likelihood, float64, in nats: one token masked at a time.
-
-        Args:
-            texts: the texts.
-            rows: batch size, in masked copies.
-
-        Raises:
-            InputError: a text does not fit into a sequence.
-        """
+        """Returns texts' pseudo-log-likelihoods, float64, in nats, one token masked at a time."""
         chosen = list[tuple[np.ndarray, int, int]]()  # of which text, at last
         for number, text in enumerate(texts):
             ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
@@ -223,10 +196,6 @@ class MaskedModel:
         """Yields batches of equal size; the last is padded with copies of its first sequence.
 
         Sequences of short texts have less padding than those of training.
-
-        Args:
-            chosen: the tokens of a text, and the index of the one to mask.
-            rows: batch size.
         """
         for first in range(0, len(chosen), rows):
             batch = list(chosen[first : first + rows])
@@ -245,7 +214,6 @@ class MaskedModel:
             yield np.stack(tokens), np.asarray(positions, np.int32), np.asarray(targets, np.int32)
 
     def _row(self, ids: np.ndarray, size: int) -> np.ndarray:
-        """[CLS], tokens, [SEP], padding: int32 [S]."""
         row = np.full(size, self.special.pad, np.int32)
         row[0] = self.special.cls
         row[1 : 1 + len(ids)] = ids

@@ -16,9 +16,6 @@ def distance(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
     The trace of the square root is the sum of the singular values of R1 R2^T, with S = R^T R. R
     comes from the centered features, so that fewer samples than features need no special care.
-
-    Raises:
-        InputError: a set has fewer than two samples, and so no covariance.
     """
     if min(len(one_ND), len(other_ND)) < 2:
         raise InputError(

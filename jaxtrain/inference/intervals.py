@@ -19,10 +19,8 @@ class Estimate:
     """An estimate of a mean.
 
     Attributes:
-        mean: mean of the values.
         std: sample standard deviation (n - 1); None for a single value.
         low, high: Student's t interval of the mean at 95% confidence; None for a single value.
-        count: number of values.
     """
 
     mean: float
@@ -37,7 +35,6 @@ class Difference:
     """The difference of two means over the same items.
 
     Attributes:
-        estimate: estimate of the mean difference.
         p_student: p-value of the paired t-test, two-sided; None for a single value.
         p_signs: p-value of the sign-flip test, two-sided, which assumes no distribution; None for a
             single value.
@@ -52,7 +49,6 @@ def estimate(values: Values, limits: tuple[float, float] = (-math.inf, math.inf)
     """Estimates the mean of values, of which there is at least one.
 
     Args:
-        values: the values.
         limits: the smallest and the largest possible value; the interval ends there.
     """
     array = np.asarray(values, np.float64)

@@ -33,9 +33,7 @@ class _Window(NamedTuple):
     """A window of a text that is scored.
 
     Attributes:
-        given: token ids of the text, after the token that begins a document.
         sizes: bytes of each token.
-        start: index of the window's first token.
     """
 
     given: np.ndarray
@@ -47,7 +45,6 @@ class Continuation(NamedTuple):
     """A sequence whose end is scored.
 
     Attributes:
-        tokens: token ids.
         start: index of the first token that is predicted, at least 1.
     """
 
@@ -60,7 +57,6 @@ class TextScore:
     """How well a model predicts each token of a text from the tokens before it.
 
     Attributes:
-        tokens: number of tokens that were predicted.
         bytes: length of the text in UTF-8 bytes.
         loss: mean cross-entropy per token, nats.
         accuracy: fraction of tokens whose prediction was right.
@@ -84,11 +80,6 @@ class CausalModel:
 
     Args:
         source: a checkpoint, a run directory, or a folder with weights and a ``tokenizer.json``.
-        precision: precision of the computation.
-        command: the command that uses the model, for messages.
-
-    Raises:
-        InputError: no model there, one of another kind, or jax does not see the GPU.
     """
 
     def __init__(
@@ -180,11 +171,7 @@ class CausalModel:
         return max(1, self.longest // 2)
 
     def encode(self, prompt: str) -> list[int]:
-        """Returns the token that begins a document, if the model has one, and those of a text.
-
-        Raises:
-            InputError: the text is empty or longer than the context window.
-        """
+        """Returns the token that begins a document, if the model has one, and those of a text."""
         if not prompt:
             raise InputError("the prompt is empty: pass at least one word")
         ids = self._prompt + tokenizer_file.ids(self.tokenizer, prompt)
@@ -210,17 +197,6 @@ class CausalModel:
 
         When the context window is full, the model restarts with the last half of it, so it always
         sees at least half a window. Positions are not extrapolated, and older tokens are forgotten.
-
-        Args:
-            prompt: the result of :meth:`encode`.
-            tokens: number of tokens; the iterator may be closed earlier.
-            choice: how tokens are chosen.
-            seed: random seed of the sampling.
-            samples: B, the number of different completions.
-            say: called once, when the model restarts.
-
-        Raises:
-            InputError: an invalid number.
         """
         self._check(tokens, choice, samples, seed)
         keys_B = generation.keys_of_rows(seed, samples)
@@ -299,7 +275,6 @@ class CausalModel:
 
         Args:
             continuations: sequences of at most :attr:`longest` tokens.
-            rows: batch size, in sequences.
 
         Returns:
             The mean loss per token in nats, float64, and whether each token is the most likely one,
@@ -326,10 +301,6 @@ class CausalModel:
 
         Args:
             texts: texts of at least one token.
-            rows: batch size, in sequences.
-
-        Raises:
-            InputError: a text is longer than the context window.
         """
         documents = [self.document(text) for text in texts]
         for text, tokens in zip(texts, documents, strict=True):
@@ -357,13 +328,7 @@ class CausalModel:
         as much.
 
         Args:
-            texts: documents of any length.
-            rows: batch size, in windows.
             max_tokens: score only the first ``max_tokens`` tokens; None is all.
-            each: called after each batch with the number of windows done and the total.
-
-        Raises:
-            InputError: the texts have no tokens.
         """
         windows: list[_Window] = []
         tokens = size = 0
@@ -407,7 +372,6 @@ class CausalModel:
         return batch
 
     def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Makes a batch without targets."""
         return {
             "tokens": np.full(shape, self.begin, np.int32),
             "targets": np.full(shape, attention.IGNORED, np.int32),

@@ -61,11 +61,7 @@ class Storage:
         return ".latent" if self.layout == "comfyui" else ".safetensors"
 
     def check(self, channels: int) -> None:
-        """Checks that there is one number, or one for each channel.
-
-        Raises:
-            InputError: there is not.
-        """
+        """Checks that there is one number, or one for each channel."""
         for name, given in (("scale", self.scale), ("shift", self.shift)):
             count = len(given)
             if count not in (1, channels):
@@ -77,13 +73,7 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """What was encoded.
-
-    Attributes:
-        frames: of the video.
-        shape: of the stored array.
-        off_s: by how much a frame's time differs from that of a constant frame rate, at most.
-    """
+    """What was encoded."""
 
     frames: int
     shape: tuple[int, ...]
@@ -100,14 +90,7 @@ def encode(
     """Encodes a video.
 
     Args:
-        model: the autoencoder.
-        source: the video.
-        target: the file to write, which appears when it is complete.
-        storage: how latents are stored.
         each_frame: called after each frame was read; may raise to stop.
-
-    Raises:
-        InputError: the video is broken, or the file cannot be written.
     """
     from jaxtrain.inference import video as autoencoding
     from jaxtrain.interop import weights
@@ -166,14 +149,9 @@ class LatentFile:
     """A file of latents that :func:`encode` wrote.
 
     Attributes:
-        path: the file.
         shape: [L, h, w, C], whatever the layout.
-        frames, height, width, padding_bottom, padding_right: of the video.
         rate: frames per second.
         pixel_aspect: width of a pixel divided by its height.
-
-    Raises:
-        InputError: it is not such a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -251,14 +229,8 @@ def decode(
     """Decodes latents to a video.
 
     Args:
-        model: the autoencoder.
-        source: the latents.
-        target: the video to write, which appears when it is complete.
         crf: H.264 quality.
         each_frame: called after each frame was written; may raise to stop.
-
-    Raises:
-        InputError: the latents are of another model, or the file cannot be written.
     """
     from jaxtrain.inference import video as autoencoding
 
@@ -290,7 +262,6 @@ def _read(path: Path) -> tuple[tuple[int, ...], dict[str, str], Iterator[np.ndar
 
 
 def _numbers(about: dict[str, str], path: Path) -> dict[str, int]:
-    """Reads the numbers in the metadata of a latents file."""
     names = ("frames", "height", "width", "padding_bottom", "padding_right")
     missing = [name for name in (*names, "fps", "pixel_aspect") if name not in about]
     if missing:
@@ -321,7 +292,6 @@ def _number(name: str, text: str) -> int:
 
 
 def _ratio(text: str) -> Fraction:
-    """Parses a ratio, such as 30000/1001."""
     # Fraction itself would compute the digits of "1e999999999".
     if not re.fullmatch(r"\d{1,10}(/\d{1,10})?", text, re.ASCII):
         raise ValueError(f"{text[:40]!r} is not a ratio such as 30000/1001")
@@ -329,7 +299,6 @@ def _ratio(text: str) -> Fraction:
 
 
 def _check(model: "Autoencoder", source: LatentFile) -> None:
-    """Refuses latents of another model, or too few of them."""
     shape, path, numbers = source.shape, source.path, source.numbers
     factor = model.model.space_factor
     height, width = (

@@ -34,7 +34,6 @@ class TrainedModel:
 
     Attributes:
         config: config of the model, without the parts that only training needs.
-        source: where the parameters come from, for messages.
         definition: the module without its arrays.
         params: dotted path -> float32 array on the host.
     """
@@ -48,7 +47,6 @@ class TrainedModel:
         """Returns the parameters on a device.
 
         Args:
-            precision: type of the computation and of the returned parameters.
             device: None for the first.
         """
         with jax.default_device(device):
@@ -65,12 +63,6 @@ def load(source: Path, command: str, task: Task) -> TrainedModel:
         source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
             folder, or a weights file. A weights file without a model config is taken for the only
             model for the task.
-        command: the command that uses the model, for messages.
-        task: what the command uses the model for.
-
-    Raises:
-        InputError: the source is missing or damaged, its model is for another task, or jax does not
-            see the GPU.
     """
     process_group.check_accelerator(os.environ)
     use_cache()
@@ -105,14 +97,7 @@ def able(*tasks: Task) -> list[str]:
 
 
 def cannot(model: Any, command: str, *tasks: Task, source: Path) -> InputError:
-    """Makes the error for a model that a command cannot use.
-
-    Args:
-        model: config of the model.
-        command: the command.
-        tasks: those that the command is for.
-        source: where the model is stored.
-    """
+    """Makes the error for a model that a command cannot use."""
     message = (
         f"{source} has the model {from_file.name_of(model)}, which {command} cannot use: pass a "
         f"model of the kind {' or '.join(able(*tasks))}"

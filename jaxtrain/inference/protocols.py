@@ -25,8 +25,6 @@ class Protocol:
         complete: whether each video is divided into clips, the last one filled by repeating its
             last frame; otherwise a video has one clip, at its beginning.
         lpips: network of the published LPIPS.
-        source: address of the published results.
-        published: the results.
     """
 
     about: str

@@ -38,9 +38,6 @@ class Teacher:
     """An autoencoder whose latents are targets.
 
     Attributes:
-        name: identifies its parameters and settings; valid as a folder name.
-        about: a description of it.
-        kind: what it is, for messages.
         frames, pixels, channels: frames per latent, pixels along its side, and its channels.
         trim: the only ``model.trim`` that it fits; None if others may.
     """
@@ -81,13 +78,7 @@ class Teacher:
         """Checks that the latents stand for the same frames and pixels as those of a model.
 
         Args:
-            what: the teacher, for messages.
-            model: config of the model.
             frames: of a clip.
-            flag: that sets them.
-
-        Raises:
-            InputError: they do not; names the fields that fit, or the nearest number of frames.
         """
         ours = (model.timing.factor, model.space_factor, model.latent_channels)
         theirs = (self.frames, self.pixels, self.channels)
@@ -125,14 +116,8 @@ def load(
     """Loads the teacher at a path.
 
     Args:
-        spec: the path.
         scaling: factor on the latents; None is that of the teacher's folder, or 1 for jaxtrain's.
         sample_seed: seed to sample from diffusers' latent distribution; None takes its mode.
-        say: prints messages on the console.
-        command: the command that uses it, for messages.
-
-    Raises:
-        InputError: no teacher there, or it does not support these arguments.
     """
     if scaling is not None and not (math.isfinite(scaling) and scaling):
         raise InputError(f"--teacher-scaling {scaling:g}: use a finite factor other than 0")
@@ -164,7 +149,6 @@ class _OnDevices(Teacher):
     """A teacher that jax runs.
 
     Args:
-        arrays: its parameters, in any structure.
         encode, decode: functions of the parameters, and of frames or latents.
         devices: share the clips of a batch, so their number must divide that of the clips.
     """
@@ -276,13 +260,11 @@ class _Kind:
     """A class of diffusers, and what differs between classes.
 
     Attributes:
-        of: the class.
         frames, pixels: map a model to the frames per latent of its videos, and to the pixels along
             the side of a latent.
         trim: which frames latents stand for. always: n + 1 latents for 4 n + 1 frames, or 8 n + 1;
             odd_latents: it depends on the clip; h3: as MiniMax H3.
         image: dimensions of the images that it encodes; None if it encodes videos.
-        colors: mean and deviation by which it expects colors to be normalized.
         more_colors: field with its number of colors; those after RGB are 1 (opaque).
     """
 
@@ -296,7 +278,6 @@ class _Kind:
 
 
 def _kinds(diffusers: Any) -> dict[str, _Kind]:
-    """Returns the classes of diffusers that can be teachers, by name."""
 
     def halved(model: Any) -> int:
         return int(2 ** (len(model.config.block_out_channels) - 1))
@@ -475,7 +456,6 @@ class Diffusers(Teacher):
 
 
 def _sizes(kind: _Kind, model: Any) -> tuple[int, int, int]:
-    """Returns the frames per latent, the pixels along its side, and its channels."""
     channels = model.config.get("latent_channels") or model.config.z_dim
     return kind.frames(model) if kind.image is None else 1, kind.pixels(model), channels
 
@@ -504,11 +484,7 @@ def _fitting(ours: tuple[int, int, int], theirs: tuple[int, int, int]) -> str:
 def _normalization(
     folder: Path, model: Any, scaling: float | None
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """Returns the shift to subtract from the latents, the factor, and a description of both.
-
-    Raises:
-        InputError: neither the caller nor the folder has a factor.
-    """
+    """Returns the shift to subtract from the latents, the factor, and a description of both."""
     settings = model.config
     nothing = np.zeros(1, np.float32)
     if scaling is not None:
@@ -539,7 +515,6 @@ def _normalization(
 
 
 def _class_name(path: Path) -> str | None:
-    """The class of the diffusers model in a folder, or None."""
     try:
         class_name = read_json(path / "config.json").get("_class_name")
     except (OSError, ValueError):

@@ -32,7 +32,6 @@ class Rows:
 
     Args:
         file: an empty file.
-        name: of the array.
         dtype: one of :data:`DTYPES`.
         markers: names of empty arrays that the file has, too.
     """
@@ -45,11 +44,7 @@ class Rows:
         file.write(b" " * (8 + _HEADER_BYTES))
 
     def add(self, row: np.ndarray) -> None:
-        """Appends a row, which must have the shape of the previous ones.
-
-        Raises:
-            InputError: it contains NaN/Inf, or numbers that are too large for the dtype.
-        """
+        """Appends a row, which must have the shape of the previous ones."""
         if self._shape is None:
             self._shape = row.shape
         if row.shape != self._shape:
@@ -90,14 +85,11 @@ def writing(
     """Yields a writer for the rows of an array; the file appears when the block ends without error.
 
     Args:
-        path: the file.
-        name: of the array.
         dtype: one of :data:`DTYPES`.
         about: the metadata; read at the end of the block.
         markers: names of empty arrays that the file has, too.
 
     Raises:
-        InputError: the file cannot be written.
         RunAgain: the disk is full.
     """
     try:
@@ -110,11 +102,7 @@ def writing(
 
 
 def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterator[np.ndarray]]:
-    """Returns an array's shape, the file's metadata, and an iterator of float32 rows.
-
-    Raises:
-        InputError: the file or the array does not exist.
-    """
+    """Returns an array's shape, the file's metadata, and an iterator of float32 rows."""
     tensor_files.check_file(path, "a .safetensors file")
     arrays, about = tensor_files.locations(path)
     if name not in arrays:

@@ -52,23 +52,7 @@ def even(height: int, width: int) -> Padding:
 
 
 class Autoencoder:
-    """A model and its parameters on one device.
-
-    Args:
-        source: a checkpoint, a run directory, a weights file, or an already loaded model.
-        precision: precision of the computation.
-        command: the command that uses the model, for messages.
-
-    Attributes:
-        model: its config.
-        source: where the parameters come from.
-        trained: the model with its parameters on the host, which can be pickled.
-        precision: precision of the computation.
-        module: the network.
-
-    Raises:
-        InputError: no video autoencoder there, or jax does not see the GPU.
-    """
+    """A model and its parameters on one device."""
 
     def __init__(
         self,

@@ -28,18 +28,7 @@ def items(
     target_suffix: str,
     say: Callable[[str], None],
 ) -> list[resumable.Item]:
-    """Lists the files below a folder; the results have the same names and another suffix.
-
-    Args:
-        source: the folder.
-        out: the folder of the results.
-        suffixes: of the files to process, in lower case.
-        target_suffix: of the results.
-        say: receives a line about skipped links.
-
-    Raises:
-        InputError: there are none, or OUT is a file or inside the source.
-    """
+    """Lists the files below a folder; the results have the same names and another suffix."""
     if out.exists() and not out.is_dir():
         raise InputError(f"OUT {out} is a file, but IN {source} is a folder: choose a folder")
     if out.suffix.lower() in suffixes | {target_suffix} and not out.is_dir():
@@ -69,7 +58,6 @@ def workers_of(
     """Returns what processes files on all devices of this machine, or on a cluster.
 
     Args:
-        model: the autoencoder.
         work: processes one file with the model on a worker's device; can be pickled for a cluster.
         workers: files processed at once on this machine; None is based on cores and memory.
         cluster: processes the files instead of this machine; None without one.
@@ -100,7 +88,6 @@ def _begin(
     workers: int | None,
     worker: engines.Worker,
 ) -> resumable.Make:
-    """Puts the model on the devices of a worker of a cluster."""
     model = Autoencoder(trained, precision)
     turns = itertools.cycle([model.on(device) for device in model.devices()])
     at_once = workers or worker.cpus

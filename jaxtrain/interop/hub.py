@@ -54,7 +54,6 @@ class Named:
         repository: ``ORG/MODEL``.
         revision: a branch, tag or commit; "" is the newest commit of the main branch.
         file: a weights file in the repository; "" for the model of the repository.
-        text: as typed, after the flag that it was typed for, for messages.
     """
 
     repository: str
@@ -68,7 +67,6 @@ class Found:
     """A model that exists on the Hub.
 
     Attributes:
-        commit: the newest commit of its revision.
         sizes: the files to download -> bytes. The last one completes the model.
     """
 
@@ -106,15 +104,7 @@ def is_named(source: str | Path) -> bool:
 
 
 def parse(text: str, flag: str = "") -> Named:
-    """Parses :data:`FORM`; uses no network.
-
-    Args:
-        text: the source.
-        flag: the flag that it was typed for, for messages.
-
-    Raises:
-        InputError: it does not have this form.
-    """
+    """Parses :data:`FORM`; uses no network."""
     words = f"{flag} {text}".strip()
     name, _, file = text.removeprefix(hub_datasets.PREFIX).partition(":")
     repository, at, revision = name.partition("@")
@@ -141,12 +131,10 @@ def local(
 
     Args:
         source: a path, :data:`FORM`, or the URL of a run or checkpoint in a bucket.
-        say: prints what is downloaded.
         flag: the flag or field that has the URL of a bucket, for messages.
         cache_dir: for checkpoints of a bucket; None is the cache folder of :func:`cache.root`.
 
     Raises:
-        InputError: no such model on the Hub, no access, or none that jaxtrain can read.
         RunAgain: the Hub cannot be reached now, or the disk is full.
     """
     if bucket.is_bucket(str(source)):
@@ -163,15 +151,6 @@ def with_local_source(model: Any, say: Say, cache_dir: str | None = None) -> Any
     """Returns a model's config with a local ``init_from``; downloads it from the Hub.
 
     All processes of a run call this. Process 0 determines the commit, so all use the same one.
-
-    Args:
-        model: config of the model, with ``init_from``.
-        say: prints what is downloaded.
-        cache_dir: as :func:`local`.
-
-    Raises:
-        InputError: as :func:`local`.
-        RunAgain: likewise.
     """
     if model.init_from is not None and bucket.is_bucket(model.init_from):
         fetch = functools.partial(
@@ -213,12 +192,7 @@ def _source_of(model: Any) -> Named | None:
 
 
 def find(named: Named, say: Say) -> Found:
-    """Looks up a model on the Hub; if ``HF_HUB_OFFLINE`` is set, in the cache.
-
-    Raises:
-        InputError: as :func:`local`.
-        RunAgain: likewise.
-    """
+    """Looks up a model on the Hub; if ``HF_HUB_OFFLINE`` is set, in the cache."""
     import huggingface_hub
 
     if huggingface_hub.is_offline_mode():
@@ -243,9 +217,7 @@ def find(named: Named, say: Say) -> Found:
         fetch = huggingface_hub.hf_hub_download
         return Path(
             _asked(
-                named,
-                say,
-                lambda: fetch(named.repository, huggingface.INDEX, revision=info.sha),
+                named, say, lambda: fetch(named.repository, huggingface.INDEX, revision=info.sha)
             )
         )
 
@@ -253,11 +225,6 @@ def find(named: Named, say: Say) -> Found:
 
 
 def _cached(named: Named) -> Found:
-    """Finds a model in the cache; uses no network.
-
-    Raises:
-        InputError: it is not there, or incomplete.
-    """
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -283,12 +250,7 @@ def _needed(named: Named, sizes: Mapping[str, int], index: Callable[[], Path]) -
     """Selects the files to download, and orders them.
 
     Args:
-        named: the model.
         sizes: all files of the repository -> bytes.
-        index: returns the local path of the repository's index of weights files.
-
-    Raises:
-        InputError: there is no model that jaxtrain can read.
     """
     weights = sorted(name for name in sizes if name.endswith(tensor_files.ENDINGS))
     root = [x for x in weights if x.endswith(tensor_files.SAFETENSORS) and "/" not in x]
@@ -333,12 +295,7 @@ def _listed(names: list[str]) -> str:
 
 
 def download(named: Named, files: Found, say: Say) -> Path:
-    """Downloads the missing files of a model, and returns its path: a folder, or a weights file.
-
-    Raises:
-        InputError: as :func:`local`.
-        RunAgain: likewise.
-    """
+    """Downloads the missing files of a model, and returns its path: a folder, or a weights file."""
     import huggingface_hub
 
     missing = files.missing(named.repository)
@@ -360,11 +317,7 @@ def download(named: Named, files: Found, say: Say) -> Path:
 
 
 def check_login(repository: str) -> None:
-    """Checks the name of a repository to publish in, and that there is a token; uses no network.
-
-    Raises:
-        InputError: another form, or there is no token.
-    """
+    """Checks the name of a repository to publish in, and that there is a token; uses no network."""
     import huggingface_hub
 
     flag = f"--push {repository}"
@@ -384,18 +337,10 @@ def push(folder: Path, repository: str, *, private: bool, message: str, say: Say
 
     A model card that is already there is kept, since people edit theirs.
 
-    Args:
-        folder: the files.
-        repository: ``ORG/MODEL``.
-        private: whether the repository must be private.
-        message: of the commit.
-        say: prints warnings.
-
     Returns:
         The URL of the model's page.
 
     Raises:
-        InputError: no access, or the repository is public and must not be.
         RunAgain: the Hub cannot be reached now.
     """
     import huggingface_hub

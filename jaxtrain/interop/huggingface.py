@@ -48,11 +48,7 @@ def is_model_folder(path: Path) -> bool:
 
 
 def model(folder: Path) -> Any:
-    """Returns jaxtrain's config of the model in a folder.
-
-    Raises:
-        InputError: an unknown model, or one with settings that jaxtrain does not support.
-    """
+    """Returns jaxtrain's config of the model in a folder."""
     path = folder / SETTINGS
     try:
         content = atomic.read_json(path, _SETTINGS_BYTES)
@@ -73,11 +69,7 @@ def model(folder: Path) -> Any:
 
 
 def tensors(folder: Path) -> tensor_files.Tensors:
-    """Reads all arrays of a folder, as float32.
-
-    Raises:
-        InputError: there are none, or a file is damaged.
-    """
+    """Reads all arrays of a folder, as float32."""
     paths = tensor_files.of_folder(folder, ARRAYS) or tensor_files.of_folder(folder, _DIFFUSERS)
     if not paths and (folder / _PYTORCH).is_file():
         paths = [folder / _PYTORCH]
@@ -94,11 +86,7 @@ def tensors(folder: Path) -> tensor_files.Tensors:
 
 
 def check_target(folder: Path) -> None:
-    """Refuses a folder that cannot be written to, or that has other files.
-
-    Raises:
-        InputError: the message has the problem.
-    """
+    """Refuses a folder that cannot be written to, or that has other files."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     others = sorted(names - _WRITTEN) if is_model_folder(folder) else sorted(names)
     if others:
@@ -121,18 +109,7 @@ def write(
     An existing config.json is deleted first, so that an incomplete folder is not taken for a model.
 
     Args:
-        folder: the folder, created if missing (:func:`check_target`).
-        model: jaxtrain's config of the model.
-        params: dotted path -> float32 array.
-        tokenizer: a ``tokenizers.Tokenizer``.
         source: the ``tokenizer.json`` that it was read from; what belongs to it is written, too.
-
-    Returns:
-        The total number of elements of the arrays.
-
-    Raises:
-        InputError: the tokenizer has more tokens than the model, other padding, or lacks a special
-            token.
     """
     from jaxtrain.data.text import tokenizer as tokenizers
 
@@ -206,7 +183,6 @@ def _special_ids(tokenizer: Any, pad_id: int | None) -> dict[str, int]:
     """Returns the ids of the special tokens, by their names in transformers.
 
     Args:
-        tokenizer: a ``tokenizers.Tokenizer``.
         pad_id: the model's padding; None for a causal model, where one token marks the beginning of
             a document and thereby the end of the previous one.
     """

@@ -42,16 +42,7 @@ def write(
     """Writes the card into a folder, unless it has one, which its owner may have edited.
 
     Args:
-        folder: the exported model.
-        model: its config.
-        source: where its parameters come from; a checkpoint describes the training.
-        repository: ``ORG/MODEL`` on the Hub; None if the folder stays local.
         license_name: such as ``apache-2.0``; None leaves the field to the user.
-        parameters: their number.
-        checks: sentences about how the exported files were checked.
-
-    Returns:
-        Whether the card was written.
     """
     path = folder / huggingface.CARD
     if path.exists():
@@ -192,7 +183,6 @@ def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str])
 
 
 def _metrics(source: Path, meta: Mapping[str, Any]) -> list[str]:
-    """Describes the validation of a checkpoint, which the run has recorded."""
     path = pointer.find(source)
     records = (source if path is None else pointer.run_of(path)) / line_files.METRICS
     values: dict[str, float] = {}

@@ -39,9 +39,7 @@ class Weights:
     """Parameters and their model.
 
     Attributes:
-        model: config of the model.
         params: dotted path -> float32 array.
-        source: where they come from, for messages.
     """
 
     model: Any
@@ -53,9 +51,6 @@ class Weights:
 
         Args:
             expected: dotted path -> shape of each of the model's parameters.
-
-        Raises:
-            InputError: some are missing or have another shape.
         """
         shapes = {name: wanted.shape for name, wanted in expected.items()}
         cure = "It is incomplete, damaged, or of another model: export or download it again"
@@ -74,10 +69,6 @@ def load(
         source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
             folder, or a weights file.
         guess: returns the short name of the model to assume for a file without a config, or None.
-        check: called with the model's config before its arrays are read; may raise.
-
-    Raises:
-        InputError: nothing there, damaged, or an unknown model.
     """
     check_there(source)
     if huggingface.is_model_folder(source):
@@ -117,9 +108,6 @@ def model_at(source: Path) -> Any | None:
     """Returns the model config of a source; None if nothing is there or it has no config.
 
     Arrays are neither read nor verified (see :func:`load`).
-
-    Raises:
-        InputError: another version wrote the source.
     """
     if huggingface.is_model_folder(source):
         return huggingface.model(source)
@@ -128,22 +116,14 @@ def model_at(source: Path) -> Any | None:
 
 
 def run_meta(source: Path) -> Mapping[str, Any]:
-    """Returns the metadata of the run that trained a source; {} if there is none.
-
-    Raises:
-        InputError: another version wrote the source.
-    """
+    """Returns the metadata of the run that trained a source; {} if there is none."""
     path = next(resume.likely_checkpoints(source), None)
     meta: Mapping[str, Any] = {} if path is None else pointer.read_meta(path)
     return meta if isinstance(meta.get("config"), Mapping) else {}
 
 
 def check_there(source: Path) -> None:
-    """Checks that a source exists and has a known format.
-
-    Raises:
-        InputError: nothing is there, or a file in another format.
-    """
+    """Checks that a source exists and has a known format."""
     if pointer.is_checkpoint(source):
         return
     if not source.exists():
@@ -172,15 +152,7 @@ def params_for(
     training needs, such as a discriminator, may be missing or superfluous.
 
     Args:
-        source: as in :func:`load`.
-        model: config of the model.
         expected: dotted path -> shape of each of the model's parameters.
-
-    Returns:
-        The parameters, and notes for the user.
-
-    Raises:
-        InputError: parameters do not fit the model; the message lists them.
     """
     notes: list[str] = []
     if huggingface.is_model_folder(source):
@@ -241,9 +213,6 @@ def check_settings(folder: Path, model: Any) -> Any:
 
     Returns:
         The config of the folder's arrays: the model, or a wider one that it slices.
-
-    Raises:
-        InputError: another model, or settings that differ.
     """
     theirs = huggingface.model(folder)
     if type(model) is not type(theirs):
@@ -279,11 +248,7 @@ def _check_values(model: Any, theirs: Any, known: Mapping[str, Any], source: Pat
 
 
 def in_float16(given: Weights) -> Params:
-    """Returns parameters rounded to float16, as float32.
-
-    Raises:
-        InputError: some are too large for float16.
-    """
+    """Returns parameters rounded to float16, as float32."""
     with np.errstate(over="ignore"):
         rounded = {
             name: array.astype(np.float16).astype(np.float32)
@@ -328,13 +293,11 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
 
 
 def _model_of(path: Path) -> Any:
-    """Returns the model config in a checkpoint."""
     defined_in = pointer.read_meta(path).get("model_file")
     return from_file.model_config(_described(path), str(path), defined_in)
 
 
 def _described(path: Path) -> Mapping[str, Any]:
-    """The model config in a checkpoint, in :func:`jaxtrain.config.to_dict` form."""
     described: Any = pointer.read_meta(path)
     for name in ("config", "model"):
         described = described.get(name) if isinstance(described, Mapping) else None

@@ -40,9 +40,6 @@ def _complete(bucket: Bucket, name: str) -> tuple[Record, dict[str, int]] | None
 def upload_folder(bucket: Bucket, name: str, folder: Path, say: Callable[[str], None]) -> None:
     """Uploads a folder with a record, unless it is complete in the bucket.
 
-    Args:
-        folder: on disk; complete.
-
     Raises:
         Unavailable, InputError: the bucket cannot be written.
     """
@@ -64,9 +61,6 @@ def download_folder(
     Args:
         folder: on disk. Files that it has with the right size are kept, so it can only have files
             of an earlier call with the same name. Each file appears complete.
-
-    Returns:
-        Whether the folder is complete in the bucket. If not, nothing is fetched.
 
     Raises:
         RunAgain: the disk has too little space, or a file was deleted in the meantime.

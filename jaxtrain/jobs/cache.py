@@ -33,11 +33,7 @@ CURE = "free space there, or set $JAXTRAIN_CACHE to a folder on another disk"
 
 @dataclasses.dataclass(frozen=True)
 class CacheBucket:
-    """A cache in a bucket, as worker processes receive it.
-
-    Attributes:
-        uploads: whether folders and files that are missing there are uploaded.
-    """
+    """A cache in a bucket, as worker processes receive it."""
 
     url: str
     copy: Path
@@ -57,7 +53,6 @@ def root(cache_dir: str | None) -> Path:
     """Returns the cache folder, after creating it if it is missing; for a bucket, the local copy.
 
     Raises:
-        InputError: the folder cannot be created or is not writable.
         RunAgain: its disk is full or unavailable.
     """
     folder = path_of(cache_dir)
@@ -74,11 +69,7 @@ def root(cache_dir: str | None) -> Path:
 
 
 def path_of(cache_dir: str | None) -> Path:
-    """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``.
-
-    Raises:
-        InputError: there is no home folder, or the variable has a URL.
-    """
+    """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``."""
     if (where := url(cache_dir)) is not None:
         return path_of(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
@@ -97,11 +88,7 @@ def path_of(cache_dir: str | None) -> Path:
 
 
 def url(cache_dir: str | None) -> str | None:
-    """Returns the URL of a cache in a bucket; None for a folder.
-
-    Raises:
-        InputError: it is another kind of URL.
-    """
+    """Returns the URL of a cache in a bucket; None for a folder."""
     if cache_dir and (is_bucket(cache_dir) or addresses.is_address(cache_dir)):
         return normalized(cache_dir, "--data.cache_dir")
     return None
@@ -116,7 +103,6 @@ def write_file(path: Path, text: str) -> None:
     """Writes a text file atomically, replacing an older one.
 
     Raises:
-        InputError: the disk is read-only.
         RunAgain: the disk is full.
     """
     with explained(path.parent):
@@ -144,7 +130,6 @@ def make_folder(
         build: fills an empty folder and returns the content of the record.
 
     Raises:
-        InputError: the disk is read-only.
         RunAgain: the disk is full, or the cache is in a bucket that is unavailable.
     """
     made = record.read(folder, verify=True) or _make_folder(folder, build, say, bucket)
@@ -217,7 +202,6 @@ def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
 def _publish(
     work: Path, folder: Path, made: record.Record, say: Callable[[str], None]
 ) -> record.Record:
-    """Moves ``work`` to ``folder``, unless that is complete."""
     if folder.exists():
         other = record.read(folder, verify=True)
         if other is not None:  # without locks, another process may finish first

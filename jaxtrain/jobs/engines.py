@@ -61,7 +61,6 @@ class Worker:
 
     Attributes:
         number: counts the workers of this process, from 0.
-        cpus: how many it may use.
         check: raises an exception once the command has failed or is stopped. Threads call it often.
     """
 
@@ -158,11 +157,7 @@ class Processes:
     def map(
         self, begin: Begin[Item, Result], items: Iterable[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
-        """Implements :meth:`Engine.map`.
-
-        Raises:
-            RunAgain: workers end before they begin.
-        """
+        """Implements :meth:`Engine.map`."""
         if not worker_process.may_start():
             self.say("this process is a worker of a pool, and may start no others: it works alone")
             yield from Threads(1).map(begin, items)
@@ -175,11 +170,7 @@ class Processes:
         yield from ((item, None) for item in again)
 
     def _map_once(
-        self,
-        begin: Begin[Item, Result],
-        waiting: Iterator[Item],
-        workers: int,
-        killed: list[Item],
+        self, begin: Begin[Item, Result], waiting: Iterator[Item], workers: int, killed: list[Item]
     ) -> Iterator[tuple[Item, Result | None]]:
         """Yields the results of items that do not kill their workers.
 
@@ -253,7 +244,6 @@ class Processes:
 
 @contextlib.contextmanager
 def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
-    """Starts a worker process, and kills it at the end of the block."""
     context = multiprocessing.get_context("spawn")
     own_end, worker_end = context.Pipe()
     process = context.Process(target=_serve, args=(worker_end, begin, number), daemon=True)
@@ -405,7 +395,6 @@ class Ray:
                 yield item, result
 
     def _of_each_actor(self, ray: Any) -> tuple[float, int]:
-        """Returns the GPUs and CPUs that an actor reserves."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = self.gpus or 0.0
         if gpus < 0:
@@ -477,7 +466,6 @@ class _Actor:
 
 
 def _connected(address: str, say: Callable[[str], None]) -> Any:
-    """Imports Ray and connects to a cluster."""
     try:
         import ray
     except ImportError:

@@ -33,9 +33,6 @@ def cores(processes: int = 1) -> int:
     the CPU limits and cpusets of its cgroups (``docker run --cpus`` and ``--cpuset-cpus``, a pod's
     limits). A process gets its part of all but the affinity, which may be its own, if several
     processes of the run share them.
-
-    Args:
-        processes: processes of the run on this host.
     """
     limits: list[float] = [os.cpu_count() or 1]
     for folder in _cgroup_folders():
@@ -54,9 +51,6 @@ def memory() -> tuple[float, bool]:
     That is the least of what the machine has available and what each memory limit of its cgroups
     (``docker run --memory``, a pod's limits) leaves. Files that the kernel keeps in memory do not
     count as used, because it drops them when memory is needed.
-
-    Returns:
-        The bytes, infinite if unknown, and whether a cgroup limits them.
     """
     available = re.search(r"^MemAvailable:\s+(\d+) kB", _text(_MEMORY), re.MULTILINE)
     free = int(available[1]) * 1024.0 if available else math.inf
@@ -109,7 +103,6 @@ def _cgroup_folders() -> Iterator[Path]:
 
 
 def _first(folder: Path, *names: str) -> str:
-    """Returns the content of the first file that exists and is not empty."""
     return next((text for name in names if (text := _text(folder / name).strip())), "")
 
 

@@ -140,10 +140,8 @@ class Outcome:
     """What happened to the items of a command.
 
     Attributes:
-        skipped: how many were made before.
         failed: name -> reason, also of items that failed before and were not tried again.
         left: items that other parts have not made yet.
-        totals: sum of each detail that is a number.
     """
 
     made: int
@@ -184,7 +182,6 @@ def run(
     """Makes the outputs that do not exist yet.
 
     Args:
-        begin: called once in each worker; can be pickled.
         out: the folder of the outputs, or the URL of a folder in a bucket.
         settings: all that an output depends on besides its input, for JSON. OUT then has one set,
             with these settings. None is for a cache, where the names of outputs depend on them:
@@ -237,7 +234,9 @@ def run(
                 told = len(tally.failed)
                 tally.add(record)
                 for name, why in itertools.islice(tally.failed.items(), told, None):
-                    _say_failure(item, name, why, len(tally.failed) - failed, say)
+                    is_named = item.source and item.source in why
+                    line = f"failed: {why}" if is_named else f"failed: {name}: {why}"
+                    _say_first(line, len(tally.failed) - failed, "more have failed", say)
                 for note in record.get("details", {}).get("notes", ()):
                     notes += 1
                     _say_first(note, notes, "more lines of this kind follow, for other inputs", say)
@@ -252,7 +251,6 @@ def check_complete(out: Path | str) -> None:
     """Checks that a folder's set is complete, or that it has none: :func:`run` never wrote there.
 
     Raises:
-        InputError: the set is not complete.
         DiskAway: the folder cannot be read now.
     """
     place = _place(out)
@@ -327,7 +325,6 @@ def _current(place: "_Place", items: Sequence[Item]) -> Iterator[tuple[Item, Rec
 
 
 def _is_current(record: Record | None, item: Item) -> TypeGuard[Record]:
-    """Returns whether a record is of the input as it is now."""
     return record is not None and record["identity"] == list(item.identity)
 
 
@@ -352,12 +349,6 @@ class _Tally:
         self.made += details.get("inputs", 1) - len(details.get("failed", {}))
         more = {name: value for name, value in details.items() if name != "inputs"}
         self.totals.update({k: v for k, v in more.items() if type(v) is int})
-
-
-def _say_failure(item: Item, name: str, error: str, count: int, say: Say) -> None:
-    is_named = item.source and item.source in error
-    line = f"failed: {error}" if is_named else f"failed: {name}: {error}"
-    _say_first(line, count, "more have failed", say)
 
 
 def _say_first(line: str, count: int, more: str, say: Say) -> None:
@@ -488,7 +479,6 @@ def _begin(begin: Begin, place: "_Place", mark: Path | None, worker: Worker) -> 
 
 
 def _attempt(make: Make, place: "_Place", item: Item) -> Record:
-    """Makes the output of an item and writes its record."""
     with place.working() as folder:
         made = folder / (item.output.rpartition("/")[2] or "output")
         unreadable = False

@@ -39,9 +39,6 @@ def prepare(prefix: str, worker: int, workers: int) -> None:
     The main process handles them: it saves and then ends the workers. If it is killed, a worker
     ends itself. A worker may import jax if another program uses this package; it must not take
     accelerator memory.
-
-    Args:
-        prefix: of the names of its shared memory (:func:`shared_prefix`).
     """
     del worker, workers
     shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]

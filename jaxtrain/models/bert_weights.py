@@ -71,7 +71,6 @@ def with_types(tensors: Tensors, params: Tensors) -> dict[str, np.ndarray]:
     """Adds the array of the token types to arrays by transformers' names.
 
     Args:
-        tensors: the arrays.
         params: ours, by dotted path, of which :data:`TYPE_1` is one if it is not zeros.
     """
     zeros_D = np.zeros(tensors[WORD].shape[1], np.float32)
@@ -85,7 +84,6 @@ def without_types(
     """Separates the token types, and replaces the names of old files.
 
     Args:
-        tensors: transformers' arrays by name.
         positions: number of positions of the model; one for shorter sequences uses the first.
 
     Returns:
@@ -104,16 +102,7 @@ def without_types(
 
 
 def add_types(params: Tensors, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-    """Adds token type 0 to our positions; :data:`TYPE_1` is what type 1 adds, if not zeros.
-
-    Args:
-        params: ours, by dotted path.
-        tensors: that of the token types.
-        source: the file, for messages.
-
-    Raises:
-        InputError: the array is missing or misshapen, or has more than two token types.
-    """
+    """Adds token type 0 to our positions; :data:`TYPE_1` is what type 1 adds, if not zeros."""
     (count,) = [len(array) for array in tensors.values() if array.ndim] or [_TOKEN_TYPES]
     width = params["embeddings.position"].shape[1]
     cure = "Its width is set by --model.hidden"
@@ -151,11 +140,7 @@ def settings(model: Any) -> dict[str, Any]:
 
 
 def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Returns the fields of our config that correspond to a config.json.
-
-    Raises:
-        InputError: an entry is missing, or it describes another network.
-    """
+    """Returns the fields of our config that correspond to a config.json."""
     other = [
         f"{name}={errors.shown(content[name])} (here {wanted!r})"
         for name, wanted in _FIXED.items()

@@ -43,15 +43,10 @@ class Kind:
     """What is the same in a kind of network at any size.
 
     Attributes:
-        norm_scales: whether the norms have a weight.
-        qk_norm: whether queries, keys and the embedding are normalized.
         qk_scale: factor on normalized queries and keys.
         swiglu: whether the feed-forward layer is SwiGLU, and not a squared ReLU.
-        tied: whether the embedding is the output layer, too.
         cap: of the logits, by tanh; None for none.
         clockwise: the direction in which positions rotate.
-        embedding_std: standard deviation of the initial embedding.
-        head_std: that of an output layer of its own.
         reading: kernels of attention that read the residual stream.
         feeding: kernels of the feed-forward layer that read it.
         writing: kernels that write to it.
@@ -83,7 +78,6 @@ class Extras:
             https://arxiv.org/abs/2410.17897).
         residual_scalars: whether each block reads `a x + b x0` of the residual stream and the
             embedding, with trained scalars.
-        smear: whether each embedding gets a gated part of the one before.
         backout: whether a trained part of the residual stream after the middle block is subtracted
             after the last one.
     """
@@ -183,20 +177,12 @@ class CausalConfig(ModelConfig):
 
     @classmethod
     def from_sizes(cls, sizes: Sizes) -> Self:
-        """Returns the config of a network with these sizes.
-
-        Raises:
-            InputError: this kind of network has other sizes.
-        """
+        """Returns the config of a network with these sizes."""
         raise NotImplementedError
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> Self:
-        """Reads a `config.json` of transformers; it has no dropout of this kind.
-
-        Raises:
-            InputError: it describes another network.
-        """
+        """Reads a `config.json` of transformers; it has no dropout of this kind."""
         sizes = Sizes.from_settings({**cls.theirs, **content}, cls.fixed, source)
         try:
             return cls.from_sizes(sizes)
@@ -258,7 +244,6 @@ class Skip(NamedTuple):
 
     Attributes:
         scale, part: [1].
-        x0_BSD: the embedding.
     """
 
     scale: jax.Array
@@ -267,13 +252,7 @@ class Skip(NamedTuple):
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward layer, each with a residual connection; kernels are [in, out].
-
-    Args:
-        config: of the network.
-        rngs: draws the kernels.
-        number: of the block, from 0.
-    """
+    """Attention and feed-forward layer, each with a residual connection; kernels are [in, out]."""
 
     def __init__(self, config: CausalConfig, rngs: nnx.Rngs, number: int) -> None:
         sizes, kind = config.sizes, config.kind
@@ -306,13 +285,8 @@ class Block(nnx.Module):
         """Maps [B, S, D] to the same shape; a position attends to itself and those before it.
 
         Args:
-            x_BSD: the residual stream.
-            cos_SI, sin_SI: of the positions.
-            keys_B: for dropout.
-            skip: with residual scalars.
             values: with a value embedding, which is read here, so that a sharded table is gathered
                 for this block only.
-            tokens_BS: ids, for the value embedding.
         """
         x_BSD = _skipped(x_BSD, skip)
         heads = self._heads(x_BSD, cos_SI, sin_SI, values, tokens_BS)
@@ -357,7 +331,6 @@ class Block(nnx.Module):
         values: ValueEmbedding | None,
         tokens_BS: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries [B, S, N, K], keys and values [B, S, H, K]."""
         b, s, _ = x_BSD.shape
         x_BSD = self._norm(x_BSD, self.attention_norm)
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.sizes.heads, -1)
@@ -401,11 +374,7 @@ class Head(nnx.Module):
         self.norm_eps = sizes.norm_eps
 
     def __call__(
-        self,
-        embedding: Embedding,
-        x_BSD: jax.Array,
-        targets_BS: jax.Array,
-        weight_BS: jax.Array,
+        self, embedding: Embedding, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
     ) -> chunked_loss.Predictions:
         """Computes the cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = self._normalized(x_BSD), self._words(embedding)
@@ -426,12 +395,7 @@ class Head(nnx.Module):
 
 
 class Cache(NamedTuple):
-    """What later positions need from earlier ones.
-
-    Attributes:
-        blocks: keys and values of each block.
-        before_B1D: with smear, the embedding of the last token, before it is smeared.
-    """
+    """What later positions need from earlier ones."""
 
     blocks: list[attention.Cache]
     before_B1D: jax.Array | None
@@ -495,8 +459,6 @@ class CausalModel(Model):
         Args:
             apply: block number, residual stream [B, S, D], and the block's last three arguments ->
                 the next residual stream.
-            x0_BSD: the embedding.
-            tokens_BS: its ids.
         """
         x_BSD = middle_BSD = x0_BSD
         layers = self.sizes.layers
@@ -531,11 +493,7 @@ class CausalModel(Model):
         return Cache([attention.empty_cache(*shape, dtype) for _ in blocks], before)
 
     def decode_step(
-        self,
-        tokens_BS: jax.Array,
-        count: int | jax.Array,
-        cache: Cache,
-        start: int | jax.Array,
+        self, tokens_BS: jax.Array, count: int | jax.Array, cache: Cache, start: int | jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Returns the logits after the first `count` tokens; see the base class."""
         embedding, blocks, head = self.parts()

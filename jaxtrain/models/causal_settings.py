@@ -16,19 +16,7 @@ _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of a network, as in transformers' config.json.
-
-    Attributes:
-        vocab_size: vocabulary size.
-        sequence_length: positions that the model was trained for.
-        hidden: hidden width.
-        layers: number of blocks.
-        heads: query heads; they divide `hidden`.
-        kv_heads: key and value heads.
-        ff: width of the feed-forward layers.
-        norm_eps: added to the mean square in each norm.
-        rotary_base: base of the angles of rotary positions.
-    """
+    """The sizes of a network, as in transformers' config.json."""
 
     vocab_size: int
     sequence_length: int
@@ -48,13 +36,7 @@ class Sizes:
     def to_settings(
         self, model_type: str, architecture: str, fixed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Returns the config.json; :mod:`jaxtrain.interop.huggingface` adds ids of special tokens.
-
-        Args:
-            model_type: transformers' name of the kind of model.
-            architecture: transformers' name of the class.
-            fixed: properties of the network at any size.
-        """
+        """Returns config.json; :mod:`jaxtrain.interop.huggingface` adds ids of special tokens."""
         return {
             "architectures": [architecture],
             "model_type": model_type,
@@ -82,11 +64,6 @@ class Sizes:
         Args:
             content: the config.json, with transformers' default for each entry of `fixed` that is
                 missing in the file.
-            fixed: properties of our network at any size.
-            source: the file, for messages.
-
-        Raises:
-            InputError: an entry is missing, or it describes another network.
         """
 
         def whole(name: str, within: bounds.Bounds) -> int:

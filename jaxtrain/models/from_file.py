@@ -61,12 +61,7 @@ def model_config(saved: Any, source: str, defined_in: str | None = None) -> Any:
     """Builds the config that :func:`jaxtrain.config.to_dict` converted to ``saved``.
 
     Args:
-        saved: the description.
-        source: the file that has it, for messages.
         defined_in: the file of the model's class as it was recorded. It is never imported.
-
-    Raises:
-        InputError: the model is unknown, or the fields do not fit it.
     """
     class_name = saved.get("class") if isinstance(saved, Mapping) else None
     if not isinstance(class_name, str):
@@ -99,17 +94,7 @@ def file_of(model: Any) -> str | None:
 
 
 def section(kind: type[T], saved: Any, source: str, name: str) -> T:
-    """Builds a section of a run's config, such as ``Optim``, from its recorded fields.
-
-    Args:
-        kind: the section's class.
-        saved: from :func:`jaxtrain.config.to_dict`.
-        source: the file, for messages.
-        name: of the section, for messages.
-
-    Raises:
-        InputError: another version of jaxtrain has other fields, or a value does not fit.
-    """
+    """Builds a section of a run's config, such as ``Optim``, from its recorded fields."""
     if not isinstance(saved, Mapping):
         raise InputError(f"{source}: {name} is not a section: {_OTHER_VERSION}")
     made: T = _make(kind, _without_class(saved), source, name)
@@ -122,11 +107,7 @@ def _without_class(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
-    """Parses the JSON that describes the model of a weights file, for :func:`model_config`.
-
-    Raises:
-        InputError: it is not a JSON object.
-    """
+    """Parses the JSON that describes the model of a weights file, for :func:`model_config`."""
     try:
         saved = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -197,7 +178,6 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
 
 
 def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
-    """Converts a field's value to the type that the field declares."""
     if isinstance(value, Mapping):
         for choice in (annotation, *typing.get_args(annotation)):
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
@@ -208,30 +188,16 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
             f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
         )
     for number in items if isinstance(items, tuple) else (items,):
-        if isinstance(number, int | float) and not _is_sane(number):
+        too_large = isinstance(number, int) and abs(number) >= _LARGEST
+        if too_large or (isinstance(number, float) and not math.isfinite(number)):
             raise InputError(
                 f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
             )
     return items
 
 
-def _is_sane(number: float) -> bool:
-    if isinstance(number, int):
-        return abs(number) < _LARGEST
-    return math.isfinite(number)
-
-
 def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | str) -> None:
-    """Refuses parameters trained with other values of fields that array shapes do not determine.
-
-    Args:
-        model: this run's config, with ``not_in_weights`` (:mod:`jaxtrain.models`).
-        theirs: the known fields of the parameters' model.
-        source: origin of the parameters, for messages.
-
-    Raises:
-        InputError: names a field that differs, and the flags that make the model fit.
-    """
+    """Refuses parameters trained with other values of fields that array shapes do not determine."""
     known = {name: field_values.plain(value) for name, value in theirs.items()}
     differing = _differing(model, known)
     if not differing:
@@ -256,7 +222,6 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
 
 
 def _differing(model: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the known values of ``not_in_weights`` that differ from the model's."""
     differing = {}
     for field, attribute in model.not_in_weights:
         if field not in known or model.may_change(field, known):

@@ -152,11 +152,7 @@ class Scaling(NamedTuple):
     """What follows from depth, by the rules of nanochat at 92d63d4; see :meth:`Config.scaling`.
 
     Attributes:
-        tokens: length of the run.
         batch_tokens: tokens per step.
-        steps: length of the run.
-        rate_scale: factor on all learning rates.
-        decay_scale: factor on the weight decay.
     """
 
     tokens: int
@@ -228,14 +224,7 @@ class Config(causal.CausalConfig):
     )
     theirs = MappingProxyType[str, Any]({"final_logit_softcapping": 15.0})
     width_field, most_head_width = "width", _HEAD
-    in_weights = (
-        "depth",
-        "vocab_size",
-        "value_embeddings",
-        "residual_scalars",
-        "smear",
-        "backout",
-    )
+    in_weights = ("depth", "vocab_size", "value_embeddings", "residual_scalars", "smear", "backout")
     not_in_weights = (
         ("heads", "query_heads"),
         *((name, name) for name in ("norm_eps", "rotary_base", "qk_scale", "window_pattern")),
@@ -255,11 +244,7 @@ class Config(causal.CausalConfig):
 
     @classmethod
     def of_2026(cls, **fields: Any) -> "Config":
-        """Returns the model of 2026.
-
-        Args:
-            **fields: sizes, and what replaces its fields.
-        """
+        """Returns the model of 2026."""
         return cls(**{**_OF_2026, **fields})
 
     @property
@@ -330,24 +315,19 @@ class Config(causal.CausalConfig):
 
     @property
     def _gates(self) -> int:
-        """Returns the number of parameters of the gates of values."""
         each = min(causal.VALUE_CHANNELS, self.hidden) * self.shared_heads
         return self._values * each
 
     @property
     def _values(self) -> int:
-        """Returns the number of value embeddings."""
         return -(-self.depth // 2) if self.value_embeddings else 0
 
     @property
     def hidden(self) -> int:
         """Returns the hidden width."""
-        return self._usual_width if self.width is None else self.width
-
-    @property
-    def _usual_width(self) -> int:
-        """Returns the width of nanochat's model of this depth, whose heads of 2026 are equal."""
-        unit = _HEAD if self.recipe == "2026" else _ASPECT
+        if self.width is not None:
+            return self.width
+        unit = _HEAD if self.recipe == "2026" else _ASPECT  # as nanochat: heads of 2026 are equal
         return unit * math.ceil(_ASPECT * self.depth / unit)
 
     @property
@@ -407,11 +387,7 @@ class Config(causal.CausalConfig):
 
     @classmethod
     def from_sizes(cls, sizes: Sizes) -> "Config":
-        """Returns the config of a network; a field that follows from the depth is None.
-
-        Raises:
-            InputError: the network has another feed-forward width, or other positions.
-        """
+        """Returns the config of a network; a field that follows from the depth is None."""
         for name, given, ours in (
             ("intermediate_size", sizes.ff, _FF * sizes.hidden),
             ("rope_theta", sizes.rotary_base, _ROTARY_BASE),
@@ -466,11 +442,7 @@ class Config(causal.CausalConfig):
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Infers the config from weights; assumes that the heads follow from the width.
-
-        Raises:
-            InputError: the weights are not of this model.
-        """
+        """Infers the config from weights; assumes that the heads follow from the width."""
         table = TRANSFORMERS if any(name.startswith("model.") for name in tensors) else NANOCHAT
         word, keys_of = table.name("lm_head.words"), table.name("blocks.{}.k")
         key = keys_of.format(0)
@@ -506,11 +478,7 @@ class Config(causal.CausalConfig):
             raise InputError(f"{source} does not have weights of this model: {error}") from error
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Does the same as in the base class, and cuts the rows that pad nanochat's vocabulary.
-
-        Raises:
-            InputError: lists the arrays that are missing, extra or misshapen.
-        """
+        """Does the same as in the base class, and cuts the rows that pad nanochat's vocabulary."""
         padded = _UNIT_OF_WORDS * math.ceil(self.vocab_size / _UNIT_OF_WORDS)
         names = [NANOCHAT.name(of) for of in ("wte.table", "lm_head.words")]
         of_words = {*names, *(name for name in tensors if name.startswith("value_embeds."))}

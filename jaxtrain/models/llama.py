@@ -153,13 +153,7 @@ class Config(causal.CausalConfig):
     def tiny(cls) -> "Config":
         """Returns two layers of width 16, four heads in two groups, 16 tokens, vocabulary 50."""
         return cls(
-            vocab_size=50,
-            sequence_length=16,
-            hidden=16,
-            layers=2,
-            heads=4,
-            kv_heads=2,
-            ff=24,
+            vocab_size=50, sequence_length=16, hidden=16, layers=2, heads=4, kv_heads=2, ff=24
         )
 
 

@@ -19,15 +19,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.ops import output_layer, token_frequencies
 from jaxtrain.ops.init import normal_init
-from jaxtrain.ops.layers import (
-    Gathered,
-    Remat,
-    embed,
-    gelu,
-    layer_norm,
-    remat,
-    take_positions,
-)
+from jaxtrain.ops.layers import Gathered, Remat, embed, gelu, layer_norm, remat, take_positions
 from jaxtrain.ops.per_device import Copies, copies
 
 PAD = 0
@@ -119,20 +111,12 @@ class MaskedConfig(ModelConfig):
 
     @classmethod
     def fields_of(cls, content: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Returns the fields that correspond to a `config.json` of transformers.
-
-        Raises:
-            InputError: an entry is missing, or it describes another network.
-        """
+        """Returns the fields that correspond to a `config.json` of transformers."""
         raise NotImplementedError
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> Self:
-        """Reads a `config.json` of transformers.
-
-        Raises:
-            InputError: it describes another network.
-        """
+        """Reads a `config.json` of transformers."""
         fields = cls.fields_of(content, source)
         try:
             return cls(**fields)
@@ -178,8 +162,6 @@ class Head(nnx.Module):
 
     Args:
         dense: the linear layer before GELU and norm, [D] to [D].
-        norm: the norm.
-        vocab_size: V.
     """
 
     def __init__(self, dense: Any, norm: LayerNorm, vocab_size: int) -> None:
@@ -223,12 +205,6 @@ class MaskedModel(Model):
 
         Without segments, all tokens except padding attend to each other; with segments, those with
         the same number.
-
-        Args:
-            tokens_BS: ids.
-            keys_B: each example's key, for dropout.
-            segments_BS: see :meth:`MaskedConfig.batch_spec`.
-            words: of :meth:`WordEmbedding.words`.
         """
         raise NotImplementedError
 

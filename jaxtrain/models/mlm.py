@@ -67,12 +67,7 @@ class Config(masked.MaskedConfig):
         return self.to_weights(params)
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Converts back; what token type 1 adds is in the result if it is not zeros.
-
-        Raises:
-            InputError: lists the arrays that are missing, extra or misshapen; or there are more
-                than two token types.
-        """
+        """Converts back; what token type 1 adds is in the result if it is not zeros."""
         arrays, types = bert_weights.without_types(tensors, self.sequence_length)
         return bert_weights.add_types(super().from_weights(arrays, source), types, source)
 

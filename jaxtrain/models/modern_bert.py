@@ -255,8 +255,6 @@ class Layer(nnx.Module):
     """Attention and feed-forward layer, each with a norm before it and a residual connection.
 
     Args:
-        config: of the network.
-        rngs: draws the kernels.
         number: of the layer, from 0. The embedding is normalized already, so the first has no norm
             before its attention.
     """
@@ -283,8 +281,6 @@ class Layer(nnx.Module):
         """Maps [B, S, D] to the same shape.
 
         Args:
-            x_BSD: the residual stream.
-            cos_SI, sin_SI: of the positions.
             visible: of a local layer, bool [B, C, L, T] of :func:`attention.near_blocks`; of a
                 global one, of :func:`attention.attend`.
             keys_B: each example's key, for dropout; without keys, there is none.

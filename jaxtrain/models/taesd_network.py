@@ -48,9 +48,6 @@ def read(files: Files) -> tuple[dict[Part, list[Arrays]], int]:
 
     Returns:
         The layers of the encoder and of the decoder, and the number of channels of a latent.
-
-    Raises:
-        InputError: the files have another network.
     """
     layers = {part: _layers(files[part]) for part in PARTS}
     what = f"{files['encoder']} and {files['decoder']} do not have one autoencoder of TAESD"
@@ -106,7 +103,6 @@ def _resizes(arrays: Arrays) -> bool:
 
 
 def _layer(arrays: Arrays, x_NHWC: jax.Array, stride: int = 1) -> jax.Array:
-    """Applies a convolution, or a block of three with a skip."""
     if "weight" in arrays:
         return _conv(arrays, "", x_NHWC, stride)
     x = x_NHWC

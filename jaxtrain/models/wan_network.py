@@ -135,8 +135,6 @@ class Conv(nnx.Module):
     """Convolution with a bias.
 
     Args:
-        inputs: channels.
-        outputs: channels.
         taps: (rows, columns) or (frames, rows, columns) of the kernel. Of several frames, the
             current one is the last; rows and columns are 1 or 3.
     """
@@ -194,7 +192,6 @@ class Norm(nnx.Module):
     """Scales each pixel's channels to a root mean square of 1, then by a factor per channel.
 
     Args:
-        channels: the number.
         ones: dimensions of size 1 after the channels in diffusers' array.
     """
 
@@ -415,7 +412,6 @@ class Decoder(nnx.Module):
     """Latents -> patches of pixels.
 
     Args:
-        sizes: the sizes.
         whole: False ends after the features, without the later layers and their weights.
     """
 
@@ -480,21 +476,10 @@ class Decoder(nnx.Module):
 
 
 class WanVae(nnx.Module):
-    """The autoencoder, with weights of zero until :func:`read` reads the real ones.
-
-    Args:
-        sizes: the sizes.
-        encodes, decodes: whether it has an encoder, and a decoder.
-        whole: whether the decoder has more than what its features need.
-    """
+    """The autoencoder, with weights of zero until :func:`read` reads the real ones."""
 
     def __init__(
-        self,
-        sizes: Architecture,
-        *,
-        encodes: bool = True,
-        decodes: bool = True,
-        whole: bool = True,
+        self, sizes: Architecture, *, encodes: bool = True, decodes: bool = True, whole: bool = True
     ) -> None:
         self.patch_size = sizes.patch_size
         self.encoder = Encoder(sizes) if encodes else None
@@ -509,7 +494,6 @@ class WanVae(nnx.Module):
 
         Args:
             video_BTHW3: in [0, 1]; frames beyond 4 n + 1 are not encoded, as in diffusers.
-            dtype: of the computation.
             chunk: latents that are computed at a time, after the first; None for all at once.
 
         Returns:
@@ -560,8 +544,6 @@ def in_chunks(
     """Steps through the frames of a video: all at once, or the first and then `size` at a time.
 
     Args:
-        coder: an encoder or a decoder.
-        x_BTHWC: its input.
         size: frames, or latents, per chunk; None for all at once.
         recompute: whether the backward pass keeps only what one chunk leaves for the next, and
             computes each chunk again.
@@ -603,13 +585,7 @@ def in_chunks(
 
 
 def start(network: nnx.Module, rngs: nnx.Rngs, remat: Remat) -> None:
-    """Makes all weights parameters, with new values.
-
-    Args:
-        network: an encoder or a decoder.
-        rngs: for the values.
-        remat: what the backward pass of its blocks recomputes.
-    """
+    """Makes all weights parameters, with new values."""
     for _, layer in list(nnx.iter_modules(network)):
         if isinstance(layer, Norm):
             layer.gamma = nnx.Param(jnp.ones(layer.gamma.shape))
@@ -639,7 +615,6 @@ def _patches(x_BTHWC: jax.Array, side: int) -> jax.Array:
 
 
 def _pixels(x_BTHWC: jax.Array, side: int) -> jax.Array:
-    """Inverts :func:`_patches`."""
     b, t, h, w, c = x_BTHWC.shape
     x = x_BTHWC.reshape(b, t, h, w, c // side**2, side, side)
     return x.transpose(0, 1, 2, 6, 3, 5, 4).reshape(b, t, h * side, w * side, -1)
@@ -684,10 +659,6 @@ def own_name(name: str, version: Version) -> str:
 
     The source is github.com/Wan-Video: Wan2.1's wan/modules/vae.py, which has all layers in one
     list, and Wan2.2's wan/modules/vae2_2.py, with a list for each block.
-
-    Args:
-        name: in diffusers.
-        version: of the network.
     """
     inside = r"\.(?:resnets\.(\d)|(?:down|up)samplers?(?:\.0)?)"
     block = re.fullmatch(rf"(.*)(down|up)_blocks\.(\d+)({inside})?(\..*)", name)
@@ -721,16 +692,10 @@ def read(
     """Reads a folder of diffusers: config.json, and safetensors files.
 
     Args:
-        folder: the folder.
         sizes: of the network; the decoder's do not matter without `decodes`.
-        decodes: whether to read the decoder, too.
-        field: the config field with the folder, for messages.
 
     Returns:
         Dotted path in :class:`WanVae` -> float32 array.
-
-    Raises:
-        InputError: the folder has another network, lacks arrays, or has unknown ones.
     """
     what = f"{field}={folder}"
     settings = _settings(folder, what)
@@ -832,15 +797,7 @@ def to_settings(
 
 
 def from_settings(settings: Mapping[str, Any], what: str) -> tuple[Architecture, list[list[float]]]:
-    """Returns the sizes of the network of a config.json, and the statistics of its latents.
-
-    Args:
-        settings: the content of the file.
-        what: the file, for messages.
-
-    Raises:
-        InputError: it is another network, or an entry is missing.
-    """
+    """Returns the sizes of the network of a config.json, and the statistics of its latents."""
     version: Version = "wan2.2" if settings.get("is_residual") is True else "wan2.1"
     usual = VERSIONS["wan2.1"]  # what diffusers uses for missing entries
     base = settings.get("base_dim", usual.width)
@@ -869,25 +826,12 @@ def _check_sizes(
     what: str,
     near: str | None = None,
 ) -> None:
-    """Compares the settings of a folder with the expected network.
-
-    Args:
-        settings: the content of its config.json.
-        sizes: the expected ones.
-        decodes: whether the decoder's matter.
-        what: the folder, for messages.
-        near: flags that fit the folder, if there are any.
-
-    Raises:
-        InputError: names each setting that differs, and what to pass.
-    """
     if differing := _differing(settings, sizes, decodes):
         near = near or f"the folder of {sizes.version}'s autoencoder"
         raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
 
 
 def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) -> list[str]:
-    """Returns each setting of a folder that differs from the expected network."""
     base = settings.get("base_dim", 96)
     actual = {
         "is_residual": settings.get("is_residual", False),
@@ -924,7 +868,6 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
 
 
 def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -> np.ndarray:
-    """Returns latents_mean or latents_std of a folder."""
     values = settings.get(name)
     if (
         not isinstance(values, list)

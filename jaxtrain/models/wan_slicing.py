@@ -55,12 +55,10 @@ class _Wiring:
     """The spaces that the layers of an encoder or decoder read and write.
 
     Attributes:
-        name: of the part.
         convs: dotted path -> layer.
         norms: dotted path -> layer.
         reads: dotted path -> space of the input; colors and latents have none.
         writes: dotted path -> spaces of equal parts of the output; none likewise.
-        attentions: paths of the attentions.
     """
 
     def __init__(self, name: str, part: Any, sizes: Architecture) -> None:
@@ -157,7 +155,6 @@ def sliced(
     """Returns the parameters of a narrow network that computes nearly what a wider one computes.
 
     Args:
-        theirs: sizes of the source.
         ours: sizes of the result, of the same version, with widths that are not above.
         params: dotted path -> array of the source. A part of equal width is returned unchanged, and
             so are other arrays.
@@ -195,7 +192,6 @@ def _sliced(
     choice: Choice,
     rebuild: bool,
 ) -> dict[str, np.ndarray]:
-    """Slices an encoder or decoder to scale[0] / scale[1] of its channels."""
     kept = {}
     for tie in wiring.ties:
         units = wiring.units(tie)

@@ -267,12 +267,7 @@ class Config(ReconstructionConfig):
 
     @classmethod
     def guess(cls, tensors: Tensors, source: str) -> "Config":
-        """Infers the config from a file with Wan's own names; the clip size is arbitrary.
-
-        Raises:
-            InputError: they are those of another network, or of one that was not published, whose
-                statistics of latents do not follow from the arrays.
-        """
+        """Infers the config from a file with Wan's own names; the clip size is arbitrary."""
         sizes = wan_network.sizes_of(tensors)
         if sizes is None or len(PUBLISHED[sizes.version][0]) != sizes.latent_channels:
             raise InputError(
@@ -303,13 +298,6 @@ class Config(ReconstructionConfig):
         """Returns what keeps the channels that rebuild the others best (:mod:`.wan_slicing`).
 
         None for other networks, and for one of equal widths.
-
-        Args:
-            theirs: config of the parameters' model, of any class.
-            source: where they come from, for messages.
-
-        Raises:
-            InputError: one is wider, or is sliced and frozen.
         """
         if not isinstance(theirs, Config) or (theirs.version, theirs.latent_channels) != (
             self.version,
@@ -347,11 +335,7 @@ class Config(ReconstructionConfig):
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
-        """Reads a config.json of diffusers; the clip size is arbitrary.
-
-        Raises:
-            InputError: it describes another network.
-        """
+        """Reads a config.json of diffusers; the clip size is arbitrary."""
         sizes, (mean, deviation) = wan_network.from_settings(content, source)
         statistics = {"latents_mean": tuple(mean), "latents_std": tuple(deviation)}
         return cls._of(sizes, source, **statistics)

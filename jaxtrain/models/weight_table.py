@@ -55,8 +55,6 @@ class Row:
 
     Attributes:
         theirs: its name elsewhere; several are equal parts of our last axis.
-        ours: our dotted path.
-        layout: of each of their arrays.
         optional: whether some of our models do not have it.
     """
 
@@ -116,14 +114,7 @@ class WeightTable:
         """Converts their arrays, to float32.
 
         Args:
-            tensors: their arrays by name.
             expected: dotted path -> shape of each of our arrays.
-            source: where they come from, for messages.
-            cure: how to fix a mismatch, a sentence.
-
-        Raises:
-            InputError: lists the arrays that are missing, extra or misshapen; or two names of one
-                array have different values.
         """
         given = self._once(tensors, source)
         check(given, self.shapes(expected), source, cure, extra=self.complete)
@@ -182,13 +173,7 @@ def check(given: Tensors, wanted: Shapes, source: object, cure: str, *, extra: b
     Args:
         given: name -> array.
         wanted: name -> shape of each array that is required.
-        source: where the arrays come from, for messages.
-        cure: how to fix a mismatch, a sentence.
         extra: whether arrays that are not wanted are an error.
-
-    Raises:
-        InputError: lists the arrays that are missing, extra or misshapen; or they are integers, or
-            NaN or Inf.
     """
     tensor_files.check_real({n: given[n] for n in wanted if n in given}, str(source))
     complaints = {
@@ -213,11 +198,6 @@ def check(given: Tensors, wanted: Shapes, source: object, cure: str, *, extra: b
 def shapes_of(
     module: Callable[[], nnx.Module], kind: Any = nnx.Param
 ) -> dict[str, tuple[int, ...]]:
-    """Returns dotted path -> shape of the arrays of a module, which is built without them.
-
-    Args:
-        module: builds it.
-        kind: type of the variables.
-    """
+    """Returns dotted path -> shape of the arrays of a module, which is built without them."""
     paths = nnx.to_flat_state(nnx.state(nnx.eval_shape(module), kind))
     return {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}

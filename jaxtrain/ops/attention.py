@@ -66,7 +66,6 @@ def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Ar
 
     Args:
         x: [..., D].
-        eps: added to the mean square.
         scale: [D], multiplies the result; None is ones.
     """
     wide = x.astype(jnp.float32)
@@ -84,9 +83,6 @@ def rotary(
     Rotary positions (https://arxiv.org/abs/2104.09864), with one angle per pair of a head.
 
     Args:
-        length: number of positions.
-        width: head width.
-        base: see the formula.
         start: the first position, int32 [].
     """
     exponent_I = jnp.arange(0, width, 2, dtype=jnp.float32) / width
@@ -137,12 +133,6 @@ def rotate_normalized(
     needs only it and the result, in the dtype of `x_BSNK`. With the gradients of the separate
     operations, XLA keeps float32 halves of all heads: 17 of the 238 GB that the step of a GPT moves
     (12 layers, 32 sequences of 2,048 tokens, jax 0.10.2, for an H100).
-
-    Args:
-        x_BSNK: queries or keys.
-        cos_SI, sin_SI: as for :func:`rotate`.
-        eps: added to the mean square.
-        scale: factor on the result.
     """
     return _normalized_forward(x_BSNK, cos_SI, sin_SI, eps, scale)[0]
 
@@ -157,10 +147,7 @@ def _normalized_forward(
 
 
 def _normalized_backward(
-    eps: float,
-    scale: float,
-    kept: tuple[jax.Array, jax.Array, Angles],
-    grad_BSNK: jax.Array,
+    eps: float, scale: float, kept: tuple[jax.Array, jax.Array, Angles], grad_BSNK: jax.Array
 ) -> tuple[jax.Array, None, None]:
     """Rotates `inverse (grad - y mean(grad y))` back, with y of root mean square 1."""
     del eps
@@ -206,9 +193,6 @@ def attend(
     float32 softmax.
 
     Args:
-        q_BSNK: queries.
-        k_BSHK: keys.
-        v_BSHK: values.
         visible_BQS: bool, the keys that a query sees; None is causal attention. Q is 1 if all
             queries see the same keys; these must come first, as in a sequence that ends in padding.
             A query that sees no key gets some finite result. Requires H to be N.
@@ -282,12 +266,6 @@ def attend_near(
     cuDNN's attention has a window to both sides only with a causal mask, and a mask [S, S] would
     compute all scores.
 
-    Args:
-        q_BSNK: queries.
-        k_BSNK: keys.
-        v_BSNK: values.
-        visible_BCLT: of :func:`near_blocks`.
-
     Returns:
         [B, S, N, K], in the dtype of the queries.
     """
@@ -306,7 +284,6 @@ def _blocks(x_BS: jax.Array, length: int, reach: int, fill: int = 0) -> jax.Arra
     """Divides sequences [B, S, ...] into blocks, with the ends of their neighbors.
 
     Args:
-        x_BS: the sequences.
         length: of a block.
         reach: positions of the blocks before and after it to add, at most `length`.
         fill: what is beyond the ends of a sequence.
@@ -470,9 +447,6 @@ def attend_cached(
 
     Args:
         q_BSNK: queries of the positions `start .. start + S - 1`, which must fit into the cache.
-        k_BSHK: keys of these positions.
-        v_BSHK: values of these positions.
-        cache: keys and values of the positions before.
         start: int32 [].
         window: how many tokens before itself a query sees; None is all. Older ones stay cached.
 

@@ -58,7 +58,6 @@ def predict(
     are float32.
 
     Args:
-        x_BSD: vectors after the last norm.
         unembedding_VD: the output layer, in the dtype of `x_BSD`.
         targets_BS: int32; :data:`IGNORED` is not predicted.
         weight_BS: float32, weight of each cost in the total.
@@ -186,7 +185,6 @@ def sums(predictions: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
     text, divided by the bytes of that text. Special tokens stand for none and are excluded.
 
     Args:
-        predictions: those for the batch.
         batch: has `target_bytes` int32 [B, S] and `weight` float32 [B].
         weight_BS: weight of each target, 0 without a target.
     """

@@ -12,11 +12,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.custom_derivatives import (
-    CustomVJPPrimal,
-    SymbolicZero,
-    custom_vjp_primal_tree_values,
-)
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero, custom_vjp_primal_tree_values
 
 from jaxtrain.ops import cpu, per_device
 from jaxtrain.ops.per_device import Wanted, platform
@@ -52,10 +48,7 @@ def by_parts(x_NHWI: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Arra
     over devices: the parts may be much smaller, and are communicated in their own dtype.
 
     Args:
-        x_NHWI: as in :func:`conv`.
-        parts: arrays, in any structure.
         fold: parts -> kernel, in the dtype of `x_NHWI`.
-        stride: as in :func:`conv`.
     """
     return _conv(x_NHWI, fold(parts), stride)
 
@@ -104,9 +97,6 @@ def gradients(
     """Computes the gradients of :func:`conv`'s arguments, without computing its result.
 
     Args:
-        rows: the images, and the gradient of the result.
-        kernel: as in :func:`conv`.
-        stride: as in :func:`conv`.
         wanted: the gradients needed; the other is None.
     """
     x_NHWI, grad_NHWO = rows

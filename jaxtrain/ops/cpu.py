@@ -80,12 +80,9 @@ def conv_gradients(
     """Computes the gradients of `jaxtrain.ops.convolution.conv`.
 
     Args:
-        x_NHWI: images.
         kernel: [K, K, I, O].
-        grad_NHWO: gradient of the convolution's result.
         conv: the convolution, (images, kernel) -> result.
         stride: 1 or 2.
-        wanted: which of the two gradients are needed.
 
     Returns:
         Gradients of the images and of the kernel; None for one that is not needed.
@@ -155,8 +152,6 @@ def _phase(number: int, stride: int, side: int, outputs: int, inputs: int) -> _P
 
     Args:
         number: 0 to stride - 1.
-        stride: of the convolution.
-        side: number of taps.
         outputs: number of rows of the gradient.
         inputs: number of rows of the images.
     """

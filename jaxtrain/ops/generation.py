@@ -43,10 +43,7 @@ def continuation(
     """Generates `count` tokens, int32 [B, C], in one compiled function.
 
     Args:
-        model: the module.
         prompt_BP: ids, int32.
-        count: C.
-        choice: chooses each token.
         keys_B: typed keys, one per sequence.
     """
     rows, given = prompt_BP.shape
@@ -66,7 +63,6 @@ def samples(model: Any, batch: dict[str, jax.Array]) -> jax.Array:
     """Completes the beginnings of a batch's first examples, with the same keys every time.
 
     Args:
-        model: the module.
         batch: has `tokens` int32 [B, S] and `weight` [B]; a row of weight 0 is not an example.
 
     Returns:

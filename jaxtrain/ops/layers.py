@@ -129,7 +129,6 @@ def embed(table_VD: jax.Array, ids: jax.Array) -> jax.Array:
     for the same token, 16% of the sum would arrive; of 2,048, 46%.
 
     Args:
-        table_VD: the embedding.
         ids: integers [B, ...].
     """
     return _embed(table_VD.shape[0], table_VD, ids)
@@ -279,7 +278,6 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: floa
         x: [..., D].
         scale: multiplies the result; as many dimensions as `x`, all but the last of size 1.
         bias: is added to it; same shape as the scale. None is for a norm without a bias.
-        eps: added to the variance.
     """
     normalize = _layer_norm if platform() == "cpu" else _layer_norm_with_statistics
     return normalize(x, scale, bias, eps)
@@ -376,7 +374,6 @@ def random_bits(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     sequence.
 
     Args:
-        keys_B: typed keys, used for nothing else.
         shape: shape of an example; fewer than 2^32 elements.
     """
     words = jax.random.key_data(keys_B)
@@ -407,10 +404,7 @@ def capped(logits: jax.Array, cap: float | None) -> jax.Array:
 
 
 def cross_entropy(
-    logits: jax.Array,
-    targets: jax.Array,
-    cap: float | None = None,
-    bias: jax.Array | None = None,
+    logits: jax.Array, targets: jax.Array, cap: float | None = None, bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the cost of the targets, and whether they are the most likely tokens.
 
@@ -422,7 +416,6 @@ def cross_entropy(
     Args:
         logits: [..., V] of any dtype, not capped; they are computed with in float32.
         targets: int32 [...]; with a negative one, the cost is not used.
-        cap: of :func:`capped`.
         bias: [V] of any dtype, is added to the logits where they are read, so that no sums are
             stored; minus infinity excludes a token. Not with a cap.
 

@@ -40,7 +40,6 @@ class _Devices:
     Attributes:
         platform: "cpu", "gpu" or "cuda"; None is this machine's.
         mesh: the devices over which the batch is split; None if unknown.
-        shard_map: whether functions may use ``jax.shard_map``.
     """
 
     platform: str | None = None
@@ -61,7 +60,6 @@ def tracing(
     Args:
         platform: "cpu", "gpu" or "cuda", for functions that are only compiled. The default is this
             machine's platform.
-        mesh: the devices over which the batch is split.
     """
     before = _devices.get()
     token = _devices.set(
@@ -144,11 +142,6 @@ def by_device(
     The sum over devices is in the dtype that ``backward`` returns. So a device may add in float32
     and communicate in bfloat16: without this, XLA would communicate the float32 sums. On CPUs, or
     if the mesh is unknown or does not divide the rows, it only calls ``backward``.
-
-    Args:
-        backward: as in :func:`at_once`.
-        rows: as in :func:`at_once`.
-        shared: as in :func:`at_once`.
     """
     mesh = _mesh_that_divides(rows)
     if platform() == "cpu" or _is_one_device() or mesh is None:
@@ -188,7 +181,6 @@ class Copies:
 
     Attributes:
         array: [devices, ...], split over the devices.
-        mesh: the devices.
     """
 
     array: jax.Array
@@ -221,7 +213,6 @@ def copies(array: jax.Array, rows: int) -> Copies | None:
     """Returns copies of an array; None on CPUs, or if the mesh is unknown or has one device.
 
     Args:
-        array: each device has it in full.
         rows: the size of the axis that is split over all devices; None is returned if it cannot be
             split evenly.
     """

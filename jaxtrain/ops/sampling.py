@@ -23,9 +23,6 @@ class Choice:
         top_k: sample from this many most likely tokens; None is all.
         top_p: of these, sample from the smallest set of most likely tokens with at least this total
             probability (https://arxiv.org/abs/1904.09751); None is all.
-
-    Raises:
-        InputError: a value is out of range.
     """
 
     temperature: float = 1.0

@@ -15,7 +15,6 @@ def counts(targets: jax.Array, weights: jax.Array, size: int) -> dict[str, jax.A
     Args:
         targets: ids; of any shape.
         weights: 1 for a target, 0 for none; of the same shape.
-        size: number of ids, V.
     """
     result = jnp.bincount(jnp.maximum(targets, 0).ravel(), weights.ravel(), length=size)
     return {"counts": result}
@@ -26,9 +25,6 @@ def loss_of_frequencies(counts_V: np.ndarray) -> float:
 
     Each token is predicted from the frequencies of all others, or rare ones would predict
     themselves. What is added to each count is the best of five values.
-
-    Args:
-        counts_V: how often each id occurs.
 
     Returns:
         NaN for fewer than two tokens, such as those of a validation whose examples are all broken.

@@ -17,12 +17,7 @@ _LUMA, _COLOR = 255 / 219, 255 / 224
 
 
 def to_rgb(
-    luma_BThw: jax.Array,
-    chroma_BT2hw: jax.Array,
-    crop_B3: jax.Array,
-    *,
-    height: int,
-    width: int,
+    luma_BThw: jax.Array, chroma_BT2hw: jax.Array, crop_B3: jax.Array, *, height: int, width: int
 ) -> jax.Array:
     """Resizes planes to one size and converts them to RGB.
 
@@ -68,7 +63,6 @@ def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, most: int) -> jax
         size_B: int32 [B]; a size below 1, of a blank example, counts as 1.
         mirror_B: bool [B], whether to reverse the order of the new pixels.
         new: number of new pixels.
-        most: largest size.
 
     Returns:
         float32 [B, new, most]; rows sum to 1.

@@ -41,7 +41,6 @@ class Temporary:
     """A slot in the memory for temporaries.
 
     Attributes:
-        size: bytes.
         shape: element type and shape of the first value in it, such as "bf16[96,480,720,64]".
         made_by: source lines that create its values, in order, with the pass; a line of the model
             where one is known.
@@ -57,23 +56,16 @@ class CompiledStep:
     """A config's step, compiled for GPUs.
 
     Attributes:
-        cost: of the step.
         parameters: bytes of a device's parameters and model state.
         optimizer: bytes of a device's optimizer state.
         gradients: bytes of a device's gradients, among the temporaries.
         second_state: bytes of a device's second state, which a step that is computed twice needs
             (``loop.replay_every``); 0 without one.
-        largest: the largest temporaries.
-        elements: number of parameters.
         file_weights: number of weights that are read from files and not trained.
-        frozen: number of parameters that ``model.freeze`` names.
         checkpoint: bytes of the state that a checkpoint stores.
         samples: "image" and "clip" -> pixels per validation.
         unsharded: name -> shape of the parameters that ``mesh.fsdp`` does not divide.
-        batch_of: how the batch is divided, in words.
         total: steps of the run; None if that depends on the data.
-        compile_s: seconds.
-        jax: its version.
     """
 
     cost: StepCost
@@ -113,18 +105,7 @@ def run(request: dict[str, Any], send: Send) -> None:
 def compile_step(
     config_name: str, overrides: list[str], gpu: str, gpus_per_node: int, dump: str
 ) -> CompiledStep:
-    """Compiles the step of a config.
-
-    Args:
-        config_name: a name or a path.
-        overrides: as typed.
-        gpu: short name of the card.
-        gpus_per_node: GPUs in each node; a single node may have fewer.
-        dump: folder of the compiler's dump (:func:`dump_flags`).
-
-    Raises:
-        InputError: the config cannot be built.
-    """
+    """Compiles the step of a config."""
     began = time.perf_counter()
     run = config.load(config_name, overrides)
     built = step_setup.build_without_data(
@@ -166,7 +147,6 @@ def compile_step(
 
 
 def _devices(gpu: str, gpus_per_node: int, count: int) -> Any:
-    """Returns descriptions of the GPUs to compile for."""
     of_a_node = min(count, gpus_per_node)
     return topologies.get_topology_desc(
         platform="cuda",
@@ -197,13 +177,7 @@ def dump_flags(folder: Path) -> str:
 
 
 def largest(folder: Path, program: str, count: int) -> tuple[Temporary, ...]:
-    """Returns the largest slots for temporaries, largest first.
-
-    Args:
-        folder: contains the dump.
-        program: ``compiled.as_text()``.
-        count: number of slots to return.
-    """
+    """Returns the largest slots for temporaries, largest first."""
     dumps = sorted(folder.glob("*buffer-assignment.txt"))
     return temporaries(dumps[-1].read_text(), program)[:count] if dumps else ()
 

@@ -20,8 +20,6 @@ class Efficiency:
 
     Attributes:
         device: kind of GPU, as jax prints it.
-        config: its name and overrides, as typed.
-        jax: the version of jax.
         of_serial_bound: seconds of the step's serial bound
             (:func:`jaxtrain.xla.step_time.serial_bound`), divided by the median of the
             measured ones.
@@ -34,11 +32,7 @@ class Efficiency:
 
 
 def load(path: Path) -> Efficiency:
-    """Reads a file that ``bench`` wrote.
-
-    Raises:
-        InputError: it is missing, or is not such a file.
-    """
+    """Reads a file that ``bench`` wrote."""
     try:
         content = atomic.read_json(path)
         value = float(content["of_serial_bound"])

@@ -21,7 +21,6 @@ class Tried:
         needed: bytes per device.
         spare: bytes per device; negative if it does not fit.
         best: the fewest predicted seconds per step.
-        fits: whether a device has enough memory.
     """
 
     overrides: Overrides
@@ -45,7 +44,6 @@ def search(
     that cannot suffice are omitted. The global batch size stays the same.
 
     Args:
-        run: the config.
         attempt: compiles a candidate within the given seconds; returns None if it could not.
         budget_s: seconds for all candidates.
         enough: ends the search once this many fit; None tries all.

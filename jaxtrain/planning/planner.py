@@ -18,13 +18,7 @@ from jaxtrain.config.mesh_fit import fit_mesh
 from jaxtrain.data import input_rate
 from jaxtrain.data.contract import DataConfig, Estimate
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.planning import (
-    compilation,
-    efficiency,
-    fit,
-    prediction,
-    shipped,
-)
+from jaxtrain.planning import compilation, efficiency, fit, prediction, shipped
 from jaxtrain.storage import addresses
 from jaxtrain.xla import cards, platform, step_time, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
@@ -48,24 +42,10 @@ class Plan:
     """A prediction; ``str()`` returns the text that ``plan`` prints.
 
     Attributes:
-        config: its name.
-        overrides: those applied to the config.
-        precision: of the computation.
         batch_size: global.
         accumulate: microbatches per step.
-        mesh: the sizes of its axes, and what is sharded.
-        card: the card compiled for.
-        gpus_per_node: GPUs in each node.
-        nodes: number of nodes.
-        step: what the compiler reported.
-        memory: of a device.
         arithmetic_s: seconds of a step's matmuls and convolutions at the card's matmul peak.
-        time: of a step.
         bound: what bounds a step, input included.
-        input: of a host.
-        run: the complete run.
-        preparation: what a run makes of its data once, before the first step.
-        assumptions: what the plan assumes, to be printed before it.
     """
 
     config: str
@@ -104,7 +84,6 @@ class Plan:
         return invocation.with_arguments("\n\n".join(filter(None, parts)))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
 
 
@@ -124,26 +103,13 @@ def make_plan(
     """Predicts a run from its compiled step.
 
     Args:
-        step: compiled for the card.
-        card: the card compiled for.
-        run: the config compiled.
-        gpus_per_node: GPUs in each node.
-        price: per GPU-hour, in any currency; None omits the cost.
-        host: what is known about the hosts that load the data.
         efficiency: measured on the card; None assumes a range.
-        overrides: those applied to the config.
-        preparation: of the data.
-        assumptions: to be printed before the plan.
     """
     devices = run.mesh.devices
     nodes = -(-devices // gpus_per_node)
     time = step_time.step_time(step.cost, card, run.precision, efficiency)
     given = input_rate.predict(
-        run,
-        min(devices, gpus_per_node),
-        nodes,
-        host,
-        (time.best, time.worst),
+        run, min(devices, gpus_per_node), nodes, host, (time.best, time.worst)
     )
     bounds = {"yes": "input", "maybe": f"{time.bound} or input"}
     bound = bounds.get(given.waits, time.bound)
@@ -181,19 +147,9 @@ class Planner:
     """Plans a config for a card and a number of devices.
 
     Args:
-        name: the config's name or path.
-        typed: overrides.
         gpu: short name of a card; None uses the one in the config's name.
         devices: such as "2x8"; None uses the config's mesh, in nodes of eight.
-        price: per GPU-hour.
-        host: what is known about the hosts that load the data.
         efficiency: a file that ``bench --efficiency`` wrote on the card; None assumes a range.
-
-    Attributes:
-        said: assumptions, to be printed.
-
-    Raises:
-        InputError: the config, the card, the devices or the efficiency file is invalid.
     """
 
     def __init__(
@@ -258,15 +214,7 @@ class Planner:
         return overrides.merged(self._typed, self._added)
 
     def plan(self, changes: fit.Overrides = (), timeout_s: float = _TIMEOUT_S) -> Plan:
-        """Compiles the config with changes and returns its plan.
-
-        Args:
-            changes: overrides.
-            timeout_s: time limit.
-
-        Raises:
-            InputError: the step could not be compiled, or there is no compiler for GPUs.
-        """
+        """Compiles the config with changes and returns its plan."""
         self.check_compiler()
         settings = overrides.merged(self.settings, changes)
         return make_plan(
@@ -283,11 +231,7 @@ class Planner:
         )
 
     def check_compiler(self) -> None:
-        """Checks that JAX's compiler for GPUs is installed.
-
-        Raises:
-            InputError: how to install it, and the shipped plan of the config.
-        """
+        """Checks that JAX's compiler for GPUs is installed."""
         if not platform.has_cuda_plugin():
             raise InputError(
                 shipped.without_compiler(self._name, self._short, self.settings, self._price)
@@ -310,14 +254,7 @@ class Planner:
         enough: int | None,
         say: Callable[[str], None] = terminal.out,
     ) -> tuple[list[fit.Tried], bool]:
-        """Searches for variants (:func:`fit.search`).
-
-        Args:
-            first: the plan without changes.
-            budget_s: see :func:`fit.search`.
-            enough: likewise.
-            say: receives a line for each candidate.
-        """
+        """Searches for variants (:func:`fit.search`)."""
         from jaxtrain.planning import report
 
         def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried | None:
@@ -374,11 +311,7 @@ def predict(
 
 
 def check_numbers(host: input_rate.Host, price: float | None) -> None:
-    """Checks the numbers of a host and the price per GPU-hour.
-
-    Raises:
-        InputError: one of them is out of range.
-    """
+    """Checks the numbers of a host and the price per GPU-hour."""
     if host.cores is not None and host.cores < 1:
         raise InputError(f"--cores {host.cores}: use at least 1")
     if host.per_core is not None and not 0 < host.per_core < math.inf:
@@ -392,15 +325,7 @@ def compile_step(
 ) -> compilation.CompiledStep:
     """Compiles a config's step in a process of its own (:func:`compilation.compile_step`).
 
-    Args:
-        name: of the config.
-        settings: overrides.
-        gpu: short name of the card.
-        gpus_per_node: GPUs in each node.
-        timeout_s: time limit.
-
     Raises:
-        InputError: the config cannot be built.
         NotCompiled: the compiler failed; a :class:`TimedOut` if it took too long.
     """
     with tempfile.TemporaryDirectory() as dump:
@@ -446,11 +371,7 @@ def spread(run: config.Run, nodes: int, gpus: int) -> fit.Overrides:
 
 
 def parse_devices(text: str) -> tuple[int, int]:
-    """Parses ``"2x8"`` as two nodes of eight GPUs, and ``"4"`` as one node of four.
-
-    Raises:
-        InputError: the text has another form.
-    """
+    """Parses ``"2x8"`` as two nodes of eight GPUs, and ``"4"`` as one node of four."""
     nodes, _, gpus = text.rpartition("x")
     try:
         counts = int(nodes or 1), int(gpus)

@@ -58,11 +58,9 @@ class Memory:
 
     Attributes:
         rows: purpose -> bytes needed.
-        needed: their sum.
         capacity: bytes that a program can use.
         spare: bytes left over; negative if the run does not fit.
         outside: user of memory outside XLA's pool -> bytes, assumed.
-        total: the card's memory.
     """
 
     rows: dict[str, float]
@@ -79,9 +77,7 @@ class RunTime:
 
     Attributes:
         steps: length of the run; None if it depends on the data.
-        steps_per_second: with waiting for input.
         seconds: purpose -> seconds; None if the length is unknown.
-        hours: their sum; likewise.
         price: per GPU-hour, in any currency.
         money: cost of all GPUs; None without a price or hours.
         gates: gate of ``loop.gates`` -> hours until the validation that decides it.
@@ -142,13 +138,7 @@ def run_time(
     """Predicts how long a complete run takes, by what it spends the time on, and what it costs.
 
     Args:
-        run: the config.
-        step: of the config.
         time: of a step without waiting for input.
-        given: the input of a host.
-        nodes: number of hosts; each saves its part of the state.
-        price: per GPU-hour, in any currency; None omits the cost.
-        preparation_s: what the hosts prepare before the first step.
     """
     compute = (time.best, time.worst)
     paced = tuple(max(pair) for pair in zip(compute, given.seconds, strict=True))

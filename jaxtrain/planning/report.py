@@ -88,7 +88,11 @@ def _heading(plan: Plan) -> str:
         parameters += f", and {step.file_weights:,} weights of a teacher or of LPIPS"
     lines = [
         f"{plan.config} on {step.cost.devices} x {plan.card.name} ({nodes}), jax {step.jax}",
-        _wrapped("; ".join([verdict(plan), f"bound by {plan.bound}", *_cost(plan)])),
+        _wrapped(
+            "; ".join(
+                [verdict(plan), f"bound by {plan.bound}", *_hours_and_cost(plan.run.hours, plan)]
+            )
+        ),
         _wrapped(f"{parameters}; {step.batch_of}"),
     ]
     if step.unsharded:
@@ -125,7 +129,6 @@ def memory(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    """Lists what a step takes at the peaks, at the serial bound, and in both cases."""
     cost, time = plan.step.cost, plan.time
     flops, needed = (n / cost.devices / 1e12 for n in (cost.flops, cost.model_flops))
     lines = [
@@ -153,7 +156,6 @@ def _step(plan: Plan) -> str:
 
 
 def _traffic(plan: Plan) -> list[str]:
-    """Lists the largest collectives and the slowest link."""
     cost, time = plan.step.cost, plan.time
     if cost.devices == 1:
         return []
@@ -174,7 +176,6 @@ def _traffic(plan: Plan) -> list[str]:
 
 
 def _input(plan: Plan) -> str:
-    """Formats what a host can load, whether that suffices, and what to do otherwise."""
     given, time = plan.input, plan.time
     clips = KINDS[given.kind].unit == "clips" and not given.measured
     unit = "clips/s" if clips else "examples/s"
@@ -225,12 +226,9 @@ def _run(plan: Plan) -> str:
     return "\n".join(map(_wrapped, lines))
 
 
-def _cost(plan: Plan) -> list[str]:
-    """Formats hours, and cost if a price was given; empty if the hours are unknown."""
-    return [] if plan.run.hours is None else _hours_and_cost(plan.run.hours, plan)
-
-
-def _hours_and_cost(hours: Range, plan: Plan) -> list[str]:
+def _hours_and_cost(hours: Range | None, plan: Plan) -> list[str]:
+    if hours is None:
+        return []
     shown, price = [formats.hours(*hours)], plan.run.price
     cost = prediction.money(hours, plan.step.cost.devices, price)
     if cost is not None:

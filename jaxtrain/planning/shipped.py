@@ -20,14 +20,9 @@ class Row(NamedTuple):
     """The plan of a config as it is shipped.
 
     Attributes:
-        config: its name.
-        gpu: short name of the card.
-        gpus: their number.
         needed_gib, capacity_gib: memory that each GPU needs and has.
         step_s: least and most seconds of a step.
         steps: length of the run; None if it depends on the data.
-        hours: least and most of the run; likewise.
-        jax: version of the compiler.
     """
 
     config: str
@@ -50,14 +45,7 @@ def rows() -> list[Row]:
 def without_compiler(
     config: str, gpu: str, overrides: Sequence[str], price: float | None = None
 ) -> str:
-    """Returns an error: that the compiler is missing, how to install it, and the shipped plan.
-
-    Args:
-        config: its name or path.
-        gpu: short name of the card.
-        overrides: those applied to the config.
-        price: per GPU-hour, in any currency.
-    """
+    """Returns an error: that the compiler is missing, how to install it, and the shipped plan."""
     message = (
         "plan requires JAX's compiler for GPUs, but no GPU: install it, which takes some minutes "
         f"and 5 GB, with {versions.install('cuda12')}"
@@ -71,12 +59,7 @@ def without_compiler(
 
 
 def described(row: Row, price: float | None = None) -> str:
-    """Returns a plan in one line.
-
-    Args:
-        row: the plan.
-        price: per GPU-hour; None omits the cost.
-    """
+    """Returns a plan in one line."""
     fast, slow = row.step_s
     parts = [
         f"{row.needed_gib:.1f} of {row.capacity_gib:.1f} GiB per GPU",

@@ -54,12 +54,7 @@ class Spot:
 
 
 def best_interval_s(save_s: float, mean_s: float) -> float:
-    """Returns Daly's interval of training between checkpoints.
-
-    Args:
-        save_s: what a save costs.
-        mean_s: mean time between preemptions.
-    """
+    """Returns Daly's interval of training between checkpoints."""
     if save_s >= 2 * mean_s:
         return mean_s
     ratio = math.sqrt(save_s / (2 * mean_s))
@@ -87,11 +82,7 @@ def expected_with_notice_s(
 
 
 def check(price: float, preemptions: float) -> None:
-    """Checks the numbers of ``plan --spot``.
-
-    Raises:
-        InputError: one is out of range.
-    """
+    """Checks the numbers of ``plan --spot``."""
     if not (0 <= price < math.inf and 0 < preemptions < math.inf):
         raise InputError(
             f"--spot {price:g} {preemptions:g}: use a price of 0 or more, and preemptions per day "
@@ -103,8 +94,6 @@ def predict(plan: Plan, price: float, preemptions: float) -> Spot | None:
     """Predicts a planned run on spot machines; None if its length is unknown.
 
     Args:
-        plan: of the run, on machines that stay.
-        price: of a spot GPU per hour.
         preemptions: per day, of any machine of the run: each ends all processes.
     """
     if plan.run.seconds is None or plan.run.hours is None or plan.run.steps is None:

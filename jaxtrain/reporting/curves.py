@@ -80,7 +80,6 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
 
 
 def _is_constant(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether several points were recorded, and each curve has a single value."""
     several = any(len(line["value"]) > 1 for line in lines)
     return several and all(len(set(line["value"])) == 1 for line in lines)
 

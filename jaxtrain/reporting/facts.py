@@ -18,7 +18,6 @@ class Ending(NamedTuple):
 
     Attributes:
         word: "done", "running", "stopped", "failed", "killed" or "unknown".
-        sentence: the same as a phrase with details.
     """
 
     word: str
@@ -29,7 +28,6 @@ class Result(NamedTuple):
     """How a metric developed.
 
     Attributes:
-        unit: of the metric.
         first, last, best: values; None if all were NaN/Inf.
         best_step: step of ``best``.
         nonfinite: number of NaN/Inf records.

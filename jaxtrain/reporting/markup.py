@@ -28,8 +28,6 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
     """Builds an element.
 
     Args:
-        tag: its name.
-        children: text, which is escaped, or markup.
         attributes: ``class_`` is class, ``data_run`` is data-run. True gives an attribute without a
             value; False and None omit it.
     """
@@ -44,18 +42,11 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
-    """Builds a table that scrolls sideways on a narrow page; a row's first cell is its heading.
-
-    Args:
-        head: a cell for each column; empty for a table without a head.
-        rows: the cells of each row.
-    """
+    """Builds a table that scrolls sideways on a narrow page; a row's first cell is its heading."""
     top = element("tr", *(element("th", cell, scope="col") for cell in head))
     body = (
         element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell) for cell in row[1:]),
+            "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
         )
         for row in rows
     )

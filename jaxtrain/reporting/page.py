@@ -26,7 +26,6 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> list[
     """Writes the page of one run, or of several runs side by side.
 
     Args:
-        directories: the run directories.
         out: the file, which is replaced atomically.
         own: whether the calling process is the run itself, at its end.
 
@@ -83,9 +82,7 @@ def comparison(title: str, answer: Sequence[object], runs: Sequence[RecordedRun]
     """Returns the page of a comparison: its answer, and the curves of all runs.
 
     Args:
-        title: what is compared.
         answer: the elements above the curves.
-        runs: of all pairs; those of a side have the same color.
     """
     head = [element("header", element("h1", title), *answer)]
     if runs:
@@ -96,7 +93,6 @@ def comparison(title: str, answer: Sequence[object], runs: Sequence[RecordedRun]
 def _filled(
     runs: Sequence[RecordedRun], *, title: str, head: Sequence[Html], rest: Sequence[Html]
 ) -> str:
-    """Returns the page with these elements above and below the curves."""
     charts, notes = curves.charts(runs)
     notes += [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
     data = {"runs": [curves.described(run) for run in runs], "charts": charts}

@@ -107,7 +107,6 @@ def shown(name: str, *values: float) -> str:
 
 
 def _plan(events: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any] | None:
-    """Returns memory, and the seconds of a step and of its input; None without a plan."""
     for event in events:
         if "planned_step_s" in event:
             return event["planned_gib"], event["planned_step_s"], event["planned_input_s"]
@@ -117,7 +116,6 @@ def _plan(events: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any] | None:
 def _all_steps(
     starts: Sequence[tuple[times.Account, tuple[Any, Any, Any] | None]],
 ) -> Compared | None:
-    """Compares the time of all steps; None if some that count have no plan."""
     least = most = 0.0
     for account, plan in starts:
         if account.kept_steps:

@@ -21,7 +21,6 @@ class TrainResult:
     """A run that has ended.
 
     Attributes:
-        directory: of the run.
         exit_code: 0 if the run reached its end; docs/reference/exit-codes.md has the others.
     """
 

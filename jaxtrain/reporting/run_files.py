@@ -21,12 +21,8 @@ class RecordedRun:
     """The contents of a run directory.
 
     Attributes:
-        directory: the run directory.
         label: the run's name on the page, unique on the page.
         config: contents of ``config.json``; {} if the file is missing.
-        records: records of ``metrics.jsonl``, ordered by step.
-        history: events of ``history.jsonl``, in order.
-        active_process: description of the process that is training this run; "" if none is.
         problems: sentences about missing files, unreadable input, and skipped steps.
         color: number of the run's color on the page; runs of one kind share it.
     """
@@ -91,8 +87,6 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
     """Reads a run directory; unreadable files are listed in ``problems``.
 
     Args:
-        directory: the run directory.
-        label: the run's name on the page.
         own: whether the calling process is the run itself, at its end. It must not check the run's
             lock: closing the file would release the lock.
     """

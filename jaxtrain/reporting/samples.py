@@ -27,14 +27,7 @@ _ROWS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A file of ``samples/``.
-
-    Attributes:
-        name: without step and extension.
-        step: completed steps.
-        path: of the file.
-        size: of the file in bytes.
-    """
+    """A file of ``samples/``."""
 
     name: str
     step: int

@@ -45,13 +45,7 @@ def heading(runs: Sequence[RecordedRun], index: int) -> Html:
 def side_by_side(
     runs: Sequence[RecordedRun], rows: Iterable[tuple[object, Cell]], *, mark: bool = False
 ) -> Html:
-    """Builds a table with a column for each run; omits rows without any value.
-
-    Args:
-        runs: the runs of the page.
-        rows: the name of each row, and what gives its cells.
-        mark: whether to highlight rows whose cells differ.
-    """
+    """Builds a table with a column for each run; omits rows without any value."""
     shown = []
     for name, cell in rows:
         cells = [cell(run) for run in runs]
@@ -173,7 +167,6 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
     """Builds the placeholder for the charts, their controls, and the table of results.
 
     Args:
-        runs: the runs of the page.
         notes: sentences about what the curves do not show.
     """
 
@@ -209,7 +202,6 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
 
 
 def _results(runs: Sequence[RecordedRun]) -> Html:
-    """Builds the table of the quality metrics."""
     results = {run.label: facts.results(run) for run in runs}
     if len(runs) > 1:
 
@@ -261,7 +253,6 @@ def _setting(value: object) -> str:
 
 
 def _from_command_line(run: RecordedRun) -> set[str]:
-    """Returns the fields that were set on the command line of any start."""
     arguments = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
     return {
         str(argument).removeprefix("--").partition("=")[0].replace("-", "_")
@@ -321,7 +312,6 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lists what differs between two starts; empty for the first start, compared with itself."""
     if before is now:
         return []
     machine = [

@@ -53,8 +53,6 @@ class Attempt:
     """One start of the run.
 
     Attributes:
-        start: its ``start`` event.
-        events: all its events, including ``start``.
         began: when the process started, seconds since 1970.
         last: time of its last event, seconds since 1970.
         end: its ``end`` event; None if it was killed or is still running.
@@ -73,8 +71,6 @@ class Account:
 
     Attributes:
         seconds: for each of :data:`CATEGORIES`.
-        kept_steps: number of steps that count toward the final model.
-        repeated_steps: number of steps that were trained a second time.
         idle_s: time between a start that was not killed or interrupted and the next one, not part
             of the total. Ctrl-C and ``loop.max_hours`` are planned stops, no interruptions.
     """
@@ -163,10 +159,7 @@ def by_start(history: Sequence[Mapping[str, Any]]) -> list[tuple[Attempt, Accoun
         else:
             idle_s += gap
         of_start = Account(
-            seconds=seconds,
-            kept_steps=round(kept),
-            repeated_steps=round(repeated),
-            idle_s=idle_s,
+            seconds=seconds, kept_steps=round(kept), repeated_steps=round(repeated), idle_s=idle_s
         )
         accounts.append((attempt, of_start))
     return accounts
@@ -184,7 +177,6 @@ def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _steps(event: Mapping[str, Any], kept: float) -> tuple[float, float]:
-    """Returns the steps of a training phase, and how many of them were repeated."""
     last = int(event["step"])
     first = last if event.get("from_step") is None else int(event["from_step"])
     if last <= first:  # only skipped steps, which are not counted

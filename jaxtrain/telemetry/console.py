@@ -55,8 +55,6 @@ class Console:
     Args:
         phases: the run's current phase and progress.
         process: index of this process.
-        environment: ``os.environ``.
-        quiet: print only warnings and errors.
     """
 
     name = "console"
@@ -252,12 +250,6 @@ def console_line(
 
     On a narrow terminal, rates are omitted first: the live line has the steps/s, the time left
     follows from them, and the data wait says whether they could be higher.
-
-    Args:
-        step: completed steps.
-        total_steps: of the run.
-        values: metrics by full name.
-        eta_s: estimated seconds to the end; None omits the field.
     """
     fields: tuple[tuple[str, Callable[[float], Field]], ...] = (
         ("loss", lambda value: Field(f"loss {value:.4f}")),
@@ -289,8 +281,6 @@ def _lines(text: str, line: Line | None, columns: int | None) -> list[str]:
     """Returns a message as it is printed.
 
     Args:
-        text: the message.
-        line: its fields, if it has some.
         columns: of the terminal; None for a file or a pipe, whose lines are not broken.
     """
     if line is None or columns == 0:  # a terminal of unknown width
@@ -301,7 +291,6 @@ def _lines(text: str, line: Line | None, columns: int | None) -> list[str]:
 
 
 def _style(text: str) -> str:
-    """Returns the rich style of a message."""
     if " | validation | " in text:
         return "bold"
     banner = text.startswith("run directory ") or ", jaxtrain " in text

@@ -69,11 +69,7 @@ class Metrics:
     """The metrics of a logged step or of a validation.
 
     Attributes:
-        step: completed steps.
         values: metrics by full name, ``train/NAME`` or ``val/NAME``.
-
-    Raises:
-        ValueError: a name has another form.
     """
 
     step: int
@@ -92,10 +88,8 @@ class Sample:
     """A sample image, clip, or text that the model made from the first validation batch.
 
     Attributes:
-        step: completed steps.
         name: lowercase letters, digits, underscores.
         content: an image uint8 [H, W, 3], a clip uint8 [T, H, W, 3], or a text.
-        labels: that are drawn around an image or a clip.
 
     Raises:
         ValueError: the name has another form, or the array is not an image or a clip.
@@ -135,7 +129,6 @@ class StepExamples:
     Attributes:
         step: completed steps, including this one.
         position: examples seen before it, over all processes.
-        ids: this process's examples in the step.
     """
 
     step: int
@@ -151,7 +144,6 @@ class BadStep:
         step: completed steps, not including this one.
         position: examples seen before it, over all processes.
         loss, grad_norm: as text, since JSON has no NaN.
-        ids: this process's examples in the step.
     """
 
     step: int
@@ -166,7 +158,6 @@ class Rewound:
     """The run is back at an earlier step; sinks remove what they recorded after it.
 
     Attributes:
-        step: completed steps.
         seen: examples seen.
         validated: False if the validation after ``step`` will be repeated, too.
     """
@@ -183,9 +174,6 @@ class Started:
     Attributes:
         step, seen: completed steps and examples seen when it began.
         total: steps of the complete run; None if the run ended before that was known.
-        resumed_from: path of the checkpoint; None if it started from scratch.
-        config: every field of the config.
-        arguments: the command line.
         began: when the command or the call of :func:`jaxtrain.train` began, seconds since 1970.
         added_metrics: those that the model adds to the table of :mod:`jaxtrain.config.metrics`.
     """
@@ -205,12 +193,8 @@ class StepCompiled:
     """The training step has been compiled.
 
     Attributes:
-        step: completed steps.
-        cost: what it costs.
         state_bytes: size of the training state on each device.
         params: number of trainable parameters.
-        code: digest of the source files.
-        data: digest of both splits.
         planned: what ``plan`` says (:func:`jaxtrain.training.diagnosis.planned.planned`).
     """
 
@@ -228,12 +212,8 @@ class PhaseEnded:
     """A span of time that the run spent in one phase, without the phases nested in it.
 
     Attributes:
-        name: of the phase.
-        ended: seconds since 1970.
-        seconds: its length.
         from_step: completed steps at its beginning; None if not known yet.
         step: completed steps at its end; None if not known yet.
-        waited_s: seconds spent waiting for data.
     """
 
     name: str
@@ -249,9 +229,6 @@ class Ended:
     """The end of this start of the run. Only messages and the writing of the report follow it.
 
     Attributes:
-        step: completed steps.
-        code: exit code.
-        why: the reason, in one line.
         diverged: whether a gate, a canary, or bad steps ended it: to try again changes nothing.
     """
 
@@ -422,7 +399,6 @@ class EventLog:
             self._show(f"warning: cannot close {sink.name} ({errors.first_line(error)})")
 
     def _show(self, text: str) -> None:
-        """Prints a line in every process, even if the console is the failing sink."""
         text = errors.one_line(addresses.scrub(text))
         try:
             self._console.show(text)
@@ -440,12 +416,9 @@ def file_sinks(
     """Opens the sinks of a run directory, in the order in which they receive each event.
 
     Args:
-        directory: of the run.
         process: number of this process. Every process has a log and lists; only process 0 has the
             other sinks.
         process_count: of the run.
-        track: the trackers.
-        say: prints and logs a line of a tracker.
     """
     # Here, because each of these modules imports this one.
     from jaxtrain.telemetry.history import History

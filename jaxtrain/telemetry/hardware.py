@@ -76,7 +76,6 @@ class Gpu:
     Attributes:
         memory: total bytes, the number that nvidia-smi prints; 0 if unknown.
         used: bytes in use; 0 if unknown.
-        uuid: such as ``GPU-5a...``; "" if unknown.
     """
 
     index: int
@@ -136,12 +135,7 @@ def visible(names: str | None, uuids: Sequence[str]) -> list[int]:
 
 
 def driver(nvml: Any = pynvml, proc: Path = _PROC) -> Driver:
-    """Queries the NVIDIA driver through NVML, or through the kernel if NVML is not installed.
-
-    Args:
-        nvml: the module ``pynvml``, or a replacement for tests.
-        proc: the kernel module's version file.
-    """
+    """Queries the NVIDIA driver through NVML, or through the kernel if NVML is not installed."""
     try:
         nvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -186,7 +180,6 @@ class Gpus:
     Args:
         environment: ``os.environ``. CUDA_VISIBLE_DEVICES selects the GPUs that CUDA sees.
         ordinals: indices of this process's GPUs among those that CUDA sees; None for all.
-        nvml: the module ``pynvml``, or a replacement for tests.
 
     Raises:
         pynvml.NVMLError: NVML is not installed or does not respond.
@@ -300,9 +293,6 @@ class SystemMetrics:
 
     Args:
         environment: ``os.environ``; CUDA_VISIBLE_DEVICES selects the GPUs.
-        devices: of this process.
-        say: prints a line; called from the thread.
-        every_s: seconds between two samples.
         nvml: the module ``pynvml``, or a replacement for tests.
         read_host: returns the memory of this process and its workers in bytes, or None.
         read_shared: returns the use of the host's shared memory, or None.

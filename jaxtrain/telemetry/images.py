@@ -21,13 +21,7 @@ _LEAST_TEXT, _WIDTH_PER_TEXT = 14, 72
 
 
 class Labels(NamedTuple):
-    """The texts around an image.
-
-    Attributes:
-        title: of the image.
-        rows: of rows of equal height, from top to bottom.
-        columns: of columns of equal width, from left to right.
-    """
+    """The texts around an image."""
 
     title: str = ""
     rows: Sequence[str] = ()
@@ -75,7 +69,6 @@ def encode(image: np.ndarray, labels: Labels = NO_LABELS) -> Encoded:
 
     Args:
         image: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
-        labels: are drawn around it.
     """
     image = drawn(image, labels)
     height, width = image.shape[-3:-1]
@@ -89,7 +82,6 @@ def drawn(image: np.ndarray, labels: Labels) -> np.ndarray:
     """Returns an image or a clip with its labels; both sides are even, as H.264 requires.
 
     Args:
-        image: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
         labels: if all are empty, the image is returned unchanged.
     """
     if not any(labels):

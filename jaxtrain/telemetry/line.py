@@ -8,7 +8,6 @@ class Field(NamedTuple):
     """A field of a line.
 
     Attributes:
-        text: such as ``loss 0.1200``.
         rank: where the line does not fit, the field with the highest rank is omitted first; 0 is
             never omitted.
         widest: columns to reserve, so that a value that grows does not make fields come and go.

@@ -49,11 +49,7 @@ class RecordFile:
     """Writes the events of one type, a line for each; a rewind removes later lines.
 
     Args:
-        path: of the file.
-        event: the type of the events.
-        record: returns the record of an event.
         stays: whether a record stays after a rewind.
-        others: files that are rewound, too.
     """
 
     def __init__(

@@ -26,13 +26,11 @@ class Now(NamedTuple):
     """The current phase and progress of a run.
 
     Attributes:
-        phase: name of the current phase.
         began: when it began, seconds of the clock.
         step: completed steps; None if not known yet.
         total: steps of the complete run; None if not known yet.
         step_began: when the last step or the last other phase ended, seconds of the clock.
         step_s: moving average of the step time; None before the second step has ended.
-        values: the newest metrics by full name.
     """
 
     phase: str
@@ -50,11 +48,6 @@ class Phases:
     Args:
         watchdog: limits each phase, and receives a heartbeat with each step.
         emit: receives a :class:`PhaseEnded` at the end of each phase.
-        clock: monotonic clock, seconds.
-
-    Attributes:
-        now: the current phase and progress.
-        clock: the clock of all times in ``now``.
     """
 
     def __init__(
@@ -79,7 +72,6 @@ class Phases:
         """Opens a phase; an outer phase continues after it.
 
         Args:
-            name: of the phase.
             allowance_s: see :meth:`jaxtrain.distributed.watchdog.Watchdog.pause`.
         """
         with self._watchdog.pause(name, allowance_s):
@@ -98,12 +90,7 @@ class Phases:
         self._change([(END, self.clock())])
 
     def at(self, step: int, total: int | None = None) -> None:
-        """Sets the position of the run after a resume or a rollback.
-
-        Args:
-            step: completed steps.
-            total: steps of the complete run; None keeps the known value.
-        """
+        """Sets the position of the run after a resume or a rollback."""
         with self._lock:
             self._from_step = step if self._from_step is None else self._from_step
             self.now = self.now._replace(step=step, total=total or self.now.total)
@@ -112,9 +99,7 @@ class Phases:
         """Reports the end of a step.
 
         Args:
-            done: completed steps.
             waited_s: seconds that the loop has waited for data since the last call.
-            values: the step's metrics by full name.
         """
         self._watchdog.beat(done)
         with self._lock:

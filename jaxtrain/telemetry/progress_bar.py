@@ -22,9 +22,6 @@ def counted(
     there, the count is part of that line.
 
     Args:
-        what: name of the task, such as "cutting".
-        things: what is counted, such as "videos".
-        total: their number.
         before: how many an earlier start completed.
         say: prints the plain lines.
 
@@ -75,5 +72,4 @@ def counted(
 
 
 def _left(remaining: float, rate: float) -> str:
-    """Returns how long the rest takes at a rate per second."""
     return f"about {duration(max(0.0, remaining) / rate)} left" if rate > 0 else "no rate yet"

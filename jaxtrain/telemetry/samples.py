@@ -19,9 +19,6 @@ class SampleFiles:
 
     Samples that cannot be written are retried with the next one and at the end of the run. After a
     rollback, the samples of abandoned steps are removed.
-
-    Args:
-        directory: the run directory.
     """
 
     name = FOLDER

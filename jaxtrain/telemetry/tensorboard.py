@@ -112,7 +112,6 @@ class TensorBoard:
 
 
 def _version() -> bytes:
-    """Encodes what begins a file."""
     return _framed(Event(file_version="brain.Event:2"))
 
 

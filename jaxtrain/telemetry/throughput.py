@@ -14,9 +14,7 @@ class Window:
         batch_size: examples per step, over all devices.
         tokens_per_example: None for a model that counts no tokens.
         flops_per_example: FLOPs of the model, forward and backward, without recomputation.
-        devices: number of devices of the run.
         peak_flops_per_device: FLOP/s; None omits ``train/mfu``.
-        clock: monotonic clock, seconds.
     """
 
     def __init__(

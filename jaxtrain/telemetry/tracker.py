@@ -58,22 +58,13 @@ _IMPORTING = threading.Lock()
 
 
 def names(typed: Iterable[str]) -> tuple[str, ...]:
-    """Returns the trackers in the values of ``--track``, each once.
-
-    Args:
-        typed: each a name, or several separated by commas.
-    """
+    """Returns the trackers in the values of ``--track``, each once."""
     split = (name.strip() for value in typed for name in value.split(","))
     return tuple(dict.fromkeys(split))
 
 
 def problems(track: Iterable[str], *, installed: bool = True) -> Iterator[str]:
-    """Finds unknown trackers, and those that are not installed.
-
-    Args:
-        track: from :func:`names`.
-        installed: whether this process needs them.
-    """
+    """Finds unknown trackers, and those that are not installed."""
     for name in track:
         if name not in TRACKERS:
             yield f"--track {shown(name)}: unknown tracker; {did_you_mean(name, TRACKERS)}"
@@ -93,14 +84,7 @@ def still_sending() -> bool:
 
 
 class Row(NamedTuple):
-    """What a run has measured at a step.
-
-    Attributes:
-        step: completed steps.
-        time: seconds since 1970.
-        values: metrics by full name.
-        samples: files of the samples of a validation, by name.
-    """
+    """What a run has measured at a step."""
 
     step: int
     time: float
@@ -113,8 +97,6 @@ class Info(NamedTuple):
 
     Attributes:
         id: eight hexadecimal digits, always the same for a run directory.
-        name: the name of the config and of the run directory.
-        directory: the run directory.
         config: all fields of the config by section; versions; hardware; the command line.
         sent: the last step that an earlier start has sent; -1 for none.
     """
@@ -146,11 +128,7 @@ class Recorder(Protocol):
         """Sends a row."""
 
     def close(self, code: int) -> None:
-        """Sends all that is pending, and ends the run.
-
-        Args:
-            code: exit code of the run.
-        """
+        """Sends all that is pending, and ends the run."""
 
 
 def open_recorder(name: str, info: Info) -> Recorder:
@@ -175,11 +153,6 @@ class Tracker:
     It starts once the step is compiled, so that a run with wrong input leaves no trace; a run that
     has nothing left to train sends what an earlier start did not. A tracker that fails is opened
     again, after a while and at the end of the run.
-
-    Args:
-        name: one of :data:`TRACKERS`.
-        directory: the run directory.
-        say: prints and logs a line; from any thread.
     """
 
     takes = (StepCompiled, Ended)
@@ -222,7 +195,6 @@ class Tracker:
         self._over.set()
 
     def _supervise(self) -> None:
-        """Opens the tracker until it has recorded the complete run."""
         for wait_s in itertools.chain(_RETRY_S, itertools.repeat(_RETRY_S[-1])):
             over = self._over.is_set()
             try:
@@ -236,7 +208,6 @@ class Tracker:
                 return
 
     def _follow(self) -> None:
-        """Sends the rows that the tracker does not have, until the end of the run."""
         sent = Sent(self._directory / FOLDER / f"{self.name}.json")
         recorder = open_recorder(self.name, _info(self._directory, sent))
         self._say(f"{self.name}: {recorder.where}")
@@ -258,7 +229,6 @@ class Tracker:
         sent.note(last)
 
     def _warn(self, text: str) -> None:
-        """Prints a warning, if it is a new one."""
         over = self._over.is_set()  # then what is missing stays missing: say so once more
         if (text, over) not in self._warned:
             self._warned.add((text, over))
@@ -273,11 +243,7 @@ class Tracker:
 class Sent:
     """What a tracker was sent: ``trackers/NAME.json``.
 
-    Args:
-        path: the file, which is created.
-
     Attributes:
-        id: of the tracker's run.
         step: the last one that was sent; -1 for none.
 
     Raises:
@@ -302,11 +268,7 @@ class Sent:
 
 
 class _Rows:
-    """Reads the rows of a run as they are complete: a later step follows, or the run has ended.
-
-    Args:
-        directory: the run directory.
-    """
+    """Reads the rows of a run as they are complete: a later step follows, or the run has ended."""
 
     def __init__(self, directory: Path) -> None:
         self._reader = json_lines.Reader(directory / line_files.METRICS)

@@ -19,11 +19,7 @@ _STATUS = {DONE: "FINISHED", RUN_AGAIN: "KILLED", INTERRUPTED: "KILLED"}
 
 
 class MLflow:
-    """A run of MLflow, found by a tag.
-
-    Args:
-        info: of the run.
-    """
+    """A run of MLflow, found by a tag."""
 
     keeps = True  # a request returns when the server has stored it
 

@@ -15,11 +15,7 @@ _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 class Trackio:
-    """A run of Trackio, found by its name.
-
-    Args:
-        info: of the run.
-    """
+    """A run of Trackio, found by its name."""
 
     keeps = True  # at the latest half a second later; and Trackio knows its last step
 

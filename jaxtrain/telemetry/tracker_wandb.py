@@ -22,11 +22,7 @@ _COMPLETE = "complete"  # an empty file in the folder of an offline run
 
 
 class WandB:
-    """A run of W&B; offline with ``WANDB_MODE=offline``, or without a login.
-
-    Args:
-        info: of the run.
-    """
+    """A run of W&B; offline with ``WANDB_MODE=offline``, or without a login."""
 
     keeps = False
 

@@ -44,16 +44,7 @@ def first_state(
     *,
     shown: str,
 ) -> State:
-    """Returns a new state, or that of a checkpoint.
-
-    Args:
-        setup: of the step.
-        init_from: weights for a new state; None for random ones.
-        start_from: the checkpoint; None without one.
-        meta: of the run.
-        say: prints a line.
-        shown: the checkpoint as it is printed.
-    """
+    """Returns a new state, or that of a checkpoint."""
     file_weights = weights_from_files(setup)
     meta.file_weights = checksums(file_weights)
     if start_from is None:
@@ -93,17 +84,7 @@ def progress_of(
     resumed: bool,
     has_best: Callable[[int], bool],
 ) -> RunProgress:
-    """Returns what the run directory has recorded of the run up to a position.
-
-    Args:
-        setup: of the step.
-        directory: of the run.
-        position: where the run continues.
-        examples: digest of what validates.
-        say: prints why the validations so far do not count.
-        resumed: whether the run continues one in this directory.
-        has_best: whether the best checkpoint of a step exists; called in process 0.
-    """
+    """Returns what the run directory has recorded of the run up to a position."""
     run = setup.run
     criterion = Criterion(run.checkpoint.best_metric, config.best_mode(run), examples)
     if not resumed:
@@ -157,17 +138,6 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
 def _first_values(
     setup: StepSetup, init_from: str | None, file_weights: Mapping[str, np.ndarray], say: Say
 ) -> State:
-    """Returns a new state, with the values that the model loads from files.
-
-    Args:
-        setup: of the step.
-        init_from: local path of the initial parameters, if any.
-        file_weights: from :func:`weights_from_files`.
-        say: prints notes on the parameters.
-
-    Raises:
-        InputError: the values in a file do not match the model.
-    """
     params: dict[str, np.ndarray] = {}
     if init_from is not None:
         source = expanded(init_from)
@@ -188,11 +158,7 @@ def _first_values(
 
 
 def weights_from_files(setup: StepSetup) -> dict[str, np.ndarray]:
-    """Reads the values that the model loads from files.
-
-    Raises:
-        InputError: the files do not fit, or the processes have different ones.
-    """
+    """Reads the values that the model loads from files."""
     model = setup.run.model
     file_weights: dict[str, np.ndarray] = model.file_weights()
     if file_weights.keys() != setup.definition.file_weights:

@@ -86,7 +86,6 @@ def _validate(setup: TrainSetup, state: State) -> bool:
 
 
 def _roll_back(setup: TrainSetup, state: State) -> State:
-    """Restores the newest checkpoint; examples seen since then are not repeated."""
     with setup.recorder.paused_for("rollback"):
         setup.save_policy.await_save()
         state, position = setup.rollback(state, setup.still_alive)

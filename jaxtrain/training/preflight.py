@@ -23,15 +23,7 @@ from jaxtrain.training.diagnosis import profiler
 
 
 def check(run: config.Run, *, resumes: bool) -> None:
-    """Rejects a run that cannot start on this machine.
-
-    Args:
-        run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
-        resumes: whether ``--resume`` is set, so that the parameters come from a checkpoint.
-
-    Raises:
-        InputError: contains every problem.
-    """
+    """Rejects a run that cannot start on this machine."""
     problems = [*_devices(run), *_workers(run), *_replay(run), *unreadable(run, resumes=resumes)]
     if problems:
         raise InputError(*problems)
@@ -42,14 +34,6 @@ def refuse(run: config.Run, flags: RunFlags, other_problems: Sequence[str] = ())
 
     It does nothing for a correct command line: :func:`check` looks for the other problems once all
     processes of the run are connected.
-
-    Args:
-        run: the config.
-        flags: of the command line.
-        other_problems: messages about overrides that could not be applied to the config.
-
-    Raises:
-        InputError: contains every problem.
     """
     cluster = cluster_env.find(os.environ)
     alone = cluster is None
@@ -100,7 +84,6 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
 
 
 def _bucket(output_dir: str | None) -> Iterator[str]:
-    """Checks the URL of the bucket that the run is in, without connecting to it."""
     try:
         if output_dir is not None and addresses.is_address(output_dir):
             bucket.normalized(output_dir, "--output-dir")
@@ -157,13 +140,7 @@ def _resume(resumed: str | None, output_dir: Path | None) -> Iterator[str]:
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:
-    """Finds missing input files and folders, without opening or downloading anything.
-
-    Args:
-        run: the config.
-        resumes: whether the run resumes from a checkpoint.
-        data: whether to check the data, too.
-    """
+    """Finds missing input files and folders, without opening or downloading anything."""
     if run.model.init_from is not None and not resumes:
         try:
             if bucket.is_bucket(run.model.init_from):
@@ -182,7 +159,6 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
 
 
 def _replay(run: config.Run) -> Iterator[str]:
-    """Checks that a step has the same result when it is computed twice."""
     if run.loop.replay_every and not run.deterministic and jax.default_backend() == "gpu":
         yield Problem(
             f"loop.replay_every {run.loop.replay_every} compares steps bit by bit, but kernels of "
@@ -192,7 +168,6 @@ def _replay(run: config.Run) -> Iterator[str]:
 
 
 def _workers(run: config.Run) -> Iterator[str]:
-    """Checks that the system allows ``data.workers``; a number chosen for this host fits."""
     if run.data.workers and (text := limits.too_many(run.data.workers)):
         yield Problem(text, "data.workers")
 

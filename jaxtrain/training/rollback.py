@@ -21,17 +21,7 @@ _MAX_ROLLBACKS = 3
 
 
 class Rollback:
-    """Restores a run's newest checkpoint; examples seen since then are not repeated.
-
-    Args:
-        directory: of the run.
-        every: steps between checkpoints.
-        target: shapes and shardings of what a checkpoint stores of the state.
-        say: prints a line.
-        advice: given the state, returns what to do if rollbacks do not help.
-        uploader: of a run in a bucket; None for one on disk.
-        rewound: takes the position of each restored checkpoint.
-    """
+    """Restores a run's newest checkpoint; examples seen since then are not repeated."""
 
     def __init__(
         self,

@@ -96,15 +96,6 @@ def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = 
     It is ``output_dir``, or with ``--resume latest``, the directory of the run of this config that
     saved last, or a new ``root/NAME/<UTC time>``.
 
-    Args:
-        name: of the config.
-        output_dir: the flag's value.
-        resume: the flag's value.
-        root: contains ``NAME/<UTC time>/``.
-
-    Returns:
-        The absolute path.
-
     Raises:
         InputError: in every process, if the directory cannot be written, has files of a user, or is
             not visible to a process.
@@ -155,9 +146,6 @@ def prepare_cache(directory: Path, bucket: Place) -> None:
     """Locks the folder in the cache of a run in a bucket. Process 0, for all.
 
     What an interrupted start has fetched of a checkpoint stays.
-
-    Raises:
-        InputError, RunAgain: in every process; the folder cannot be written, or is in use.
     """
 
     def decide() -> str:
@@ -174,10 +162,6 @@ def check_shared(directory: Path, cure: str = _SHARE) -> None:
 
     Each process writes a file, and process 0 looks for all of them. Otherwise the same path could
     be a different, writable folder on each host, and the parts of a checkpoint would be scattered.
-
-    Args:
-        directory: process 0 has created it.
-        cure: what to do if they do not.
 
     Raises:
         InputError: in every process, if one of them does not see the files of others.
@@ -243,13 +227,7 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 def write_config(
     directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Writes ``config.json``, and the same for TensorBoard; does nothing in processes other than 0.
-
-    Args:
-        directory: of the run.
-        resolved: the config, from :func:`jaxtrain.config.to_dict`.
-        say: prints a warning if it cannot be written; each checkpoint contains the config, too.
-    """
+    """Writes ``config.json``, and the same for TensorBoard, in process 0; failure is a warning."""
     if jax.process_index() != 0:
         return
     from jaxtrain.telemetry import tensorboard  # importing it takes a while
@@ -268,12 +246,6 @@ def _absolute(path: str) -> Path:
 
 
 def _claim(directory: Path) -> None:
-    """Creates the directory, and marks it as a run's.
-
-    Raises:
-        InputError: it has files of a user, or cannot be written.
-        RunAgain: its disk is full or does not respond.
-    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         store.claim(Folder(directory), "--output-dir")
@@ -304,7 +276,6 @@ def _not_writable(
 
 
 def _make_new(parent: Path) -> Path:
-    """Creates a directory named after the UTC time, with a suffix if the name is taken."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -325,11 +296,7 @@ def _make_new(parent: Path) -> Path:
 
 
 def problems_of_name(output_dir: str | None) -> Iterator[str]:
-    """Finds out whether checkpoints can be written to a run directory with this name.
-
-    Args:
-        output_dir: the flag's value; None is a folder of the working directory.
-    """
+    """Finds out whether checkpoints can be written to a run directory with this name."""
     directory = _absolute(output_dir or ".")
     try:
         os.fsencode(directory).decode("utf-8")
@@ -341,12 +308,7 @@ def problems_of_name(output_dir: str | None) -> Iterator[str]:
 
 
 def problems(output_dir: str, flags: start.Flags) -> Iterator[str]:
-    """Finds what prevents a run from using a directory; removes the probes that it creates.
-
-    Args:
-        output_dir: the flag's value.
-        flags: the others that decide where the run starts.
-    """
+    """Finds what prevents a run from using a directory; removes the probes that it creates."""
     directory = _absolute(output_dir)
     missing = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
@@ -381,7 +343,6 @@ def take(directory: Path, say: Callable[[str], None], keep: Collection[str] = fr
     a folder that is not a run's.
 
     Args:
-        directory: of the run.
         say: receives a warning if the file system does not support locks.
         keep: folders of checkpoint files that stay without a pointer.
 
@@ -406,11 +367,6 @@ def point_latest(
     """Writes into ``root/latest`` which run below ``root`` is the newest (``atomic.LATEST``).
 
     It writes nothing if the file already names this run, as after most saves.
-
-    Args:
-        directory: of the run.
-        root: contains ``NAME/<UTC time>/``.
-        say: prints a warning if that fails, which does not end the run.
     """
     root = root.absolute()
     if jax.process_index() or root not in directory.parents:
@@ -427,7 +383,6 @@ def remove_leftovers(directory: Path, *, alone: bool) -> None:
     """Removes temporary files of the run's own files that killed processes left.
 
     Args:
-        directory: of the run.
         alone: whether no other process of a run writes there; otherwise see
             :func:`jaxtrain.storage.atomic.remove_leftovers`. A command may write the report.
     """

@@ -29,17 +29,7 @@ _CUT_OFF_S = 1.0
 
 
 class RunLog(events.EventLog):
-    """The log of one start of a run. Entering it opens the console; :meth:`open` adds the files.
-
-    Args:
-        signals: may end the process during a long call.
-        watchdog: may end the process, too.
-        quiet: print only warnings and errors.
-
-    Attributes:
-        phases: the open phase of the run.
-        directory: the run directory, once :meth:`open` was called.
-    """
+    """The log of one start of a run. Entering it opens the console; :meth:`open` adds the files."""
 
     def __init__(self, signals: StopSignals, watchdog: Watchdog, *, quiet: bool = False) -> None:
         self._signals = signals
@@ -78,13 +68,8 @@ class RunLog(events.EventLog):
         """Opens the files of the run directory, which receive all later events.
 
         Args:
-            run: the config.
-            directory: of the run.
             resumed_from: the checkpoint that the run resumes from, as it is printed; None for a
                 new run.
-            position: completed steps and examples seen at that checkpoint.
-            arguments: of the command line.
-            track: the trackers.
             described: the directory as it is printed; "" for its path.
         """
 
@@ -128,11 +113,7 @@ class RunLog(events.EventLog):
         super().say(text)
 
     def started(self, total: int) -> None:
-        """Logs the start of the run, whose length is now known.
-
-        Args:
-            total: steps of the complete run.
-        """
+        """Logs the start of the run, whose length is now known."""
         assert self._start is not None, "open() comes first"
         self.emit(self._start(total))
         self._start = None
@@ -142,8 +123,6 @@ class RunLog(events.EventLog):
         """Logs the open phase and how this start of the run ended; does so once.
 
         Args:
-            code: exit code.
-            why: the reason in one line.
             diverged: whether bad steps are the reason; a gate or a canary has its exit code.
         """
         with self._ending:
@@ -171,7 +150,6 @@ class RunLog(events.EventLog):
         self.log_error(reason)
 
     def _cut_off(self, code: int) -> None:
-        """Logs that a signal ends the process while the main thread is in a long call."""
         words = "stopped by a signal during a long call: progress since the last checkpoint is lost"
 
         def write() -> None:
@@ -181,7 +159,6 @@ class RunLog(events.EventLog):
         _soon(write)
 
     def _say_last(self, words: str, code: int) -> None:
-        """Logs the watchdog's last message, and the end of the run."""
         try:
             self.say(words)
             if jax.process_index():  # whose console shows nothing else

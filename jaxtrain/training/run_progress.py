@@ -47,7 +47,6 @@ class Validated:
     Attributes:
         done: completed steps of the state.
         seen: examples that the run had seen. After a rollback, the same steps have seen others.
-        examples: digest of what validated it (:class:`Criterion`).
         values: by metric name; NaN for NaN/Inf.
         kept: whether its checkpoint could be written if it was the best one.
     """
@@ -83,12 +82,7 @@ class Validated:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best validation so far.
-
-    Attributes:
-        validated: that validation.
-        validations_since: the number of later ones, without improvement.
-    """
+    """The best validation so far."""
 
     validated: Validated
     validations_since: int = 0
@@ -96,13 +90,7 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class UnmetGate:
-    """A gate of ``loop.gates`` that a validation did not meet.
-
-    Attributes:
-        gate: the gate.
-        done: completed steps of the validation that decided it.
-        value: of the gate's metric.
-    """
+    """A gate of ``loop.gates`` that a validation did not meet."""
 
     gate: Gate
     done: int
@@ -118,13 +106,9 @@ class RunProgress:
     """The content of ``progress.json``. All processes have the same; process 0 writes it.
 
     Args:
-        directory: of the run.
-        criterion: how this run compares validations.
-        validations: so far.
         last_equal: the last step whose replay had the same result; None if steps are not replayed.
 
     Attributes:
-        last_equal: see above.
         validation_due: whether the state was not validated although it should be, because a stop
             interrupted its validation: a resumed run begins with it.
     """
@@ -154,15 +138,6 @@ class RunProgress:
 
         Other hosts may see an outdated file on a network disk, and early stopping must be the same
         in all processes.
-
-        Args:
-            directory: of the run that is resumed.
-            criterion: of this start.
-            position: from which it continues.
-            say: receives a line if the file is damaged.
-
-        Raises:
-            InputError, RunAgain: in all processes, if the disk does not respond.
         """
 
         def read() -> str:
@@ -238,12 +213,7 @@ class RunProgress:
         return any(entry.seen == position.seen for entry in self._validations)
 
     def add(self, position: Position, values: Mapping[str, float]) -> bool:
-        """Adds a validation; returns whether its state is the best so far.
-
-        Args:
-            position: of the state.
-            values: by metric name.
-        """
+        """Adds a validation; returns whether its state is the best so far."""
         examples, finite = self._criterion.examples, _finite_or_nan(values)
         validated = Validated(position.done, position.seen, examples, finite)
         self._validations = [entry for entry in self._validations if entry.seen != position.seen]
@@ -269,11 +239,6 @@ def unmet_gate(settings: config.Loop, run_progress: RunProgress) -> UnmetGate | 
 
 
 def _parsed(stored: Mapping[str, Any]) -> tuple[list[Validated], int | None]:
-    """Returns the validations and the last equal step of the file.
-
-    Raises:
-        ValueError: it has another form.
-    """
     entries, last_equal = stored.get("validations"), stored.get("last_equal", "")
     if not isinstance(entries, list):
         raise ValueError("it lacks the validations")

@@ -28,12 +28,7 @@ _LEAST_WINDOW = 3
 
 
 class Results:
-    """Collects the training metrics of each step, which the end-of-run summary compares.
-
-    Args:
-        since: completed steps when this start of the run began.
-        say: prints a warning.
-    """
+    """Collects the training metrics of each step, which the end-of-run summary compares."""
 
     def __init__(self, since: int, say: Callable[[str], None] = lambda line: None) -> None:
         self._since, self._alarm = since, DiscriminatorAlarm(say)
@@ -52,9 +47,6 @@ class Results:
         Training metrics are compared with their beginning only if there are two separate windows of
         steps; otherwise their mean is shown. A validation repeats the same examples, so the first
         one of the run is compared with the last one.
-
-        Args:
-            validations: of the complete run, in order.
         """
         steps = max(len(values) for values in self._values.values())
         window = max(_LEAST_WINDOW, steps // 10)
@@ -77,7 +69,6 @@ class Results:
 
 
 def _change(name: str, values: Sequence[str]) -> str:
-    """Returns "NAME FIRST -> LAST", or "NAME VALUE" if they are equal."""
     return f"{name} {' -> '.join(dict.fromkeys(values))}"
 
 
@@ -88,16 +79,7 @@ def _mean(values: Sequence[float]) -> str:
 def ending(
     run: config.Run, done: int, total: int, decision: int, stopped_early: bool, why: str = ""
 ) -> str:
-    """Returns why a run has ended, and how many of its steps are done.
-
-    Args:
-        run: the config.
-        done: completed steps.
-        total: steps of the complete run.
-        decision: of :class:`jaxtrain.training.stopping.Stopping`.
-        stopped_early: whether early stopping ended the run.
-        why: of a decision at a validation.
-    """
+    """Returns why a run has ended, and how many of its steps are done."""
     if decision:
         reason = f"{REASONS[decision]}: {why}" if why else REASONS[decision]
         return f"{reason}; {done} of {total} steps are done and saved"
@@ -110,14 +92,7 @@ def ending(
 
 
 def nothing_to_do(run: config.Run, done: int, total: int, run_progress: RunProgress) -> str | None:
-    """Returns why there is nothing left to train; None if there is something.
-
-    Args:
-        run: the config.
-        done: completed steps.
-        total: steps of the complete run.
-        run_progress: of the run.
-    """
+    """Returns why there is nothing left to train; None if there is something."""
     if unmet := unmet_gate(run.loop, run_progress):
         return (
             f"nothing to do: gate {unmet.gate} was not met after {unmet.done} steps; to continue "
@@ -168,16 +143,9 @@ def print_summary(
     """Prints the results of a complete run, its directory, and at most three commands.
 
     Args:
-        run: the config.
-        program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
         directory: of the run, or its URL.
-        results: metrics of this start.
-        validations: of the complete run.
         example_file: an input file on which to try the model; "" prints a placeholder.
-        stopped_early: whether early stopping ended the run.
-        processes: the number of processes, each of which needs the command line.
-        say: prints a line.
     """
     for line in results.lines(validations):
         say(line)
@@ -204,10 +172,6 @@ def usages(run: config.Run, arguments: Sequence[str]) -> tuple[str, str]:
     """Returns the commands that use and export the model, see ``ModelConfig.usage``.
 
     With ``--config``, if the model is not part of jaxtrain.
-
-    Args:
-        run: the config.
-        arguments: of the command line.
     """
     commands = (run.model.usage, run.model.export_usage)
     if from_file.file_of(run.model) is None or "--config" not in arguments[:-1]:
@@ -222,11 +186,6 @@ def write_report(directory: Path, say: Callable[[str], None], largest: float = m
     """Writes ``report.html`` of a run that has ended, and prints its path.
 
     A failure is only a warning.
-
-    Args:
-        directory: of the run.
-        say: prints a line.
-        largest: bytes of records above which it is not written.
     """
     try:
         from jaxtrain.reporting import page, planned, run_files
@@ -259,10 +218,7 @@ def resume_command(
     """Returns the command that resumes a run; if no command does, an explanation.
 
     Args:
-        program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
-        directory: of the run, or its URL.
-        longer: overrides that replace those in ``arguments``.
     """
     if not arguments:
         changes = ", ".join(f'"{name[2:]}": {value}' for name, value in (longer or {}).items())
@@ -280,12 +236,7 @@ def _typed(directory: Path | str) -> str:
 
 
 def fit_command(program: str, arguments: Sequence[str]) -> str:
-    """Returns the command that looks for overrides with which a run fits its GPUs.
-
-    Args:
-        program: the command before the arguments.
-        arguments: of the command line; if empty, so is the command.
-    """
+    """Returns the command that looks for overrides with which a run fits its GPUs."""
     if not arguments:
         return ""
     without: dict[str, str | None] = {"--simulate-devices": None, "--track": None}
@@ -296,9 +247,7 @@ def find_nan_command(program: str, config_name: str, directory: Path | str) -> s
     """Returns the command that examines the bad step that a run has saved.
 
     Args:
-        program: the command before the arguments.
         config_name: a shipped config, or the path of a file, which may define the model.
-        directory: of the run, or its URL.
     """
     own = ("--config", config_name) if config_name.endswith(".py") else ()
     return f"{program} find-nan {shlex.join([_typed(directory), *own])}"
@@ -312,7 +261,6 @@ def _more_patience(settings: config.Loop) -> dict[str, str]:
 
 
 def _twice_as_long(settings: config.Loop) -> dict[str, str]:
-    """Returns the override that doubles the length of the run."""
     for name in ("steps", "epochs", "tokens_per_param"):
         length = getattr(settings, name)
         if length is not None:

@@ -33,9 +33,6 @@ class RunMeta:
     """The metadata of each checkpoint of a run.
 
     Attributes:
-        fingerprint: of the training data.
-        config: every field.
-        versions: of jaxtrain and its dependencies.
         file_weights: part of the model -> SHA-256 of the values that it reads from files, which
             checkpoints lack.
         start: id of the start that saved it (:class:`jaxtrain.checkpoint.start.Intent`).
@@ -77,17 +74,6 @@ class SavePolicy:
 
     A save that fails, for example on a full disk, does not end the run: the next one may succeed.
     Three failures in a row end it, and so does a failure of the last save.
-
-    Args:
-        checkpoints: writes the checkpoints.
-        meta: their metadata.
-        run_progress: the validations of the run, which this updates.
-        say: prints a line when a save fails.
-        saved: called each time a checkpoint is complete.
-        file_weights: extras that are not saved.
-
-    Attributes:
-        run_progress: see above.
     """
 
     def __init__(
@@ -120,12 +106,6 @@ class SavePolicy:
     ) -> None:
         """Saves a state; returns once it is copied to the host.
 
-        Args:
-            position: of the run.
-            state: at that position.
-            regular: whether to save it as the newest checkpoint.
-            best: whether to save it as the best checkpoint.
-
         Raises:
             RunAgain: too many saves in a row have failed.
         """
@@ -156,7 +136,6 @@ class SavePolicy:
     def _start(
         self, position: Position, state: State, best: Best | None, *, regular: bool = True
     ) -> saver.SaveFailed | None:
-        """Begins a save; returns the failure if it fails at once."""
         kinds = (*((CHECKPOINTS,) if regular else ()), *((BEST,) if best else ()))
         if not kinds:
             return None
@@ -211,11 +190,7 @@ def _save_failed(what: str, failure: saver.SaveFailed) -> RunAgain:
 
 
 def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:
-    """Checks that ``checkpoint.best_metric`` is a metric of the validation.
-
-    Raises:
-        InputError: it is not; lists the metrics.
-    """
+    """Checks that ``checkpoint.best_metric`` is a metric of the validation."""
     if settings.best_metric is not None and settings.best_metric not in names:
         raise InputError(
             f"checkpoint.best_metric={settings.best_metric} is not a metric of this model's "
@@ -224,11 +199,7 @@ def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None
 
 
 def check_gates(settings: config.Loop, names: Iterable[str]) -> None:
-    """Checks that the metrics of ``loop.gates`` are metrics of the validation.
-
-    Raises:
-        InputError: one is not; lists the metrics.
-    """
+    """Checks that the metrics of ``loop.gates`` are metrics of the validation."""
     for text in settings.gates:
         if (metric := Gate.parse(text).metric) not in names:
             raise InputError(

@@ -81,8 +81,6 @@ def start(run: config.Run, flags: RunFlags, signals: StopSignals) -> int:
 
     Args:
         run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
-        flags: of the command line.
-        signals: entered.
 
     Raises:
         InputError: wrong use or input.
@@ -107,7 +105,6 @@ def _start(
 def _connected(
     run: config.Run, flags: RunFlags, signals: StopSignals, *, quiet: bool
 ) -> tuple[int, Path]:
-    """Trains in connected processes."""
     with (
         Heartbeat(key_value.of_run(), signals) as heartbeat,
         Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,

@@ -88,26 +88,10 @@ class TrainSetup:
     """Everything the training loop needs.
 
     Attributes:
-        run: the config.
-        total: steps of the complete run.
-        directory: of the run.
         state: the first state; :meth:`take_state` releases it.
-        step: compiled; (state, batch, scalars) -> (state, metrics).
-        schedule: makes the scalars of each step.
         before_step: called before each step with the number of completed steps and the state; it
             starts the profiler for ``--profile``.
-        batches: the global training batches from the run's position on.
-        example_file: path of an input file, on which a user can try the model; may be empty.
-        evaluator: validates a state; None for a run without validation.
-        canaries: judge each validation.
-        recorder: records the metrics of each step, and counts steps.
-        save_policy: saves checkpoints, and keeps track of the best validation.
-        rollback: restores a checkpoint after too many bad steps.
-        replay: computes a step twice; None without ``loop.replay_every``.
-        stopping: whether the processes have agreed to stop.
-        log: everything the run reports.
         still_alive: called regularly during long work between steps, or the watchdog ends the run.
-        uploader: of a run in a bucket; None for one on disk.
     """
 
     run: config.Run
@@ -151,13 +135,6 @@ def open_training(
     still_alive: Callable[[], None],
 ) -> Iterator[TrainSetup | int]:
     """Opens everything the training loop needs, and closes it at the end.
-
-    Args:
-        run: the config.
-        flags: of the command line.
-        log: entered; its files are opened here.
-        signals: of this process.
-        still_alive: called regularly during long work between steps.
 
     Yields:
         The setup; or, if nothing is left to train, the exit code, after that was reported.
@@ -210,11 +187,7 @@ class OpenedDirectory:
 
     Attributes:
         path: the run directory; for a run in a bucket, its folder in the cache.
-        place: the run directory or the bucket.
-        mesh: over all devices.
-        uploader: of a run in a bucket; None for one on disk.
         start: the verified checkpoint to start from, if any, and the intent that is recorded.
-        position: where the run starts.
     """
 
     path: Path
@@ -233,11 +206,7 @@ class OpenedDirectory:
 def open_directory(
     run: config.Run, flags: RunFlags, log: RunLog, stack: contextlib.ExitStack
 ) -> OpenedDirectory:
-    """Locks the run directory, chooses the checkpoint to start from, and opens the run's log.
-
-    Raises:
-        InputError, RunAgain: in all processes.
-    """
+    """Locks the run directory, chooses the checkpoint to start from, and opens the run's log."""
     say = log.say
     with log.phases.within("start"):  # may read a complete checkpoint
         preflight.check(run, resumes=flags.resume is not None or flags.again)
@@ -286,7 +255,6 @@ def _open_start(
     uploader: Uploader | None,
     log: RunLog,
 ) -> start.Start:
-    """Decides in process 0 where the run starts, and returns it in all processes."""
     cache_root = cache.root(run.data.cache_dir)
 
     def say(line: str) -> None:
@@ -330,9 +298,6 @@ class OpenedData:
     """What a run reads.
 
     Attributes:
-        sources: both splits.
-        quarantine: records broken files.
-        broken_file_limit: ends the run if too many are broken.
         init_from: local path of the initial parameters, if any.
     """
 
@@ -341,18 +306,9 @@ class OpenedData:
     broken_file_limit: BrokenFileLimit
     init_from: str | None
 
-    @property
-    def digest(self) -> str:
-        """Returns a digest of the examples of both splits."""
-        return digest_of_data(self.sources)
-
 
 def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> OpenedData:
-    """Opens the data, and downloads the initial parameters of a new run.
-
-    Raises:
-        InputError: the data are missing, too many files are broken, or processes differ.
-    """
+    """Opens the data, and downloads the initial parameters of a new run."""
     quarantine = Quarantine.open(directory.path, jax.process_index())
     with log.phases.within("data", allowance_s=None):  # may download
         model = run.model
@@ -364,11 +320,7 @@ def open_data(run: config.Run, directory: OpenedDirectory, log: RunLog) -> Opene
 
 
 def _with_weights(run: config.Run, directory: OpenedDirectory, say: Say) -> Any:
-    """Returns the model's config with the local weights of a new run, which may not change.
-
-    Raises:
-        InputError: they differ from those that an earlier start of this run began with.
-    """
+    """Returns the model's config with the local weights of a new run, which may not change."""
     intent = directory.start.intent
     if intent.kind == "weights":
         model = dataclasses.replace(run.model, init_from=intent.typed)
@@ -401,15 +353,6 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
     """Opens both splits, in process 0 first, which writes the caches.
 
     A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
-
-    Args:
-        run: the config.
-        model: the run's model, with a local ``init_from``.
-        start_from: the checkpoint to resume from, if any.
-        say: prints what is opened.
-
-    Raises:
-        InputError: the processes have different data.
     """
     data = run.data if start_from is None else run.data.for_resume(start_from)
     if jax.process_count() > 1:
@@ -431,11 +374,7 @@ def open_sources(run: config.Run, model: Any, start_from: Path | None, say: Say)
 
 
 def _prepare_together(data: Any, model: Any, say: Say) -> None:
-    """Makes a part in each process of what the data need and the cache lacks.
-
-    Raises:
-        InputError: the processes do not share the folder, or it takes long.
-    """
+    """Makes a part in each process of what the data need and the cache lacks."""
     missing = list[Preparation]()
 
     def begin() -> str:
@@ -461,11 +400,6 @@ def _prepare_together(data: Any, model: Any, say: Say) -> None:
 def _quarantined(
     run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
 ) -> BrokenFileLimit:
-    """Records the input files that were found broken when the data was opened.
-
-    Raises:
-        InputError: too many are broken.
-    """
     if jax.process_index() == 0:
         quarantine.add_all(sources.bad, during="index")
     limit = BrokenFileLimit(sources, quarantine, run.data.max_bad_share, say=say)
@@ -560,8 +494,6 @@ class OpenedState:
 
     Attributes:
         state: the first state; None after it was taken.
-        meta: the metadata of its checkpoints.
-        run_progress: its validations so far.
     """
 
     state: State | None
@@ -572,12 +504,7 @@ class OpenedState:
 def open_state(
     built: StepSetup, directory: OpenedDirectory, data: OpenedData, log: RunLog
 ) -> OpenedState:
-    """Makes or restores the first state, and reads what the run has recorded of its progress.
-
-    Raises:
-        InputError: the checkpoint or the weights do not fit.
-        RunAgain: a disk does not respond.
-    """
+    """Makes or restores the first state, and reads what the run has recorded of its progress."""
     run, sources = built.run, data.sources
     meta = describe(run, sources.train.fingerprint, directory.start.intent.id)
     state = first_state(
@@ -630,11 +557,7 @@ def open_step(
     hours: float | None,
     stack: contextlib.ExitStack,
 ) -> TrainSetup:
-    """Compiles the step, and opens the batches and what validates, saves, and stops.
-
-    Raises:
-        InputError: a flag does not match the run.
-    """
+    """Compiles the step, and opens the batches and what validates, saves, and stops."""
     run, say, uploader, position = built.run, log.say, directory.uploader, directory.position
     profiler.check(profiler.span(flags.profile), position.done, built.total, say)
     log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
@@ -649,7 +572,7 @@ def open_step(
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
     with log.phases.within("compile"):
         code = consistency.digest_of(first.meta.code)
-        step = compile_in_all_processes(built, flags, log, code, data.digest)
+        step = compile_in_all_processes(built, flags, log, code, digest_of_data(data.sources))
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
@@ -758,7 +681,6 @@ def _open_saver(
     log: RunLog,
     stack: contextlib.ExitStack,
 ) -> tuple[CheckpointSaver, SavePolicy]:
-    """Opens what writes checkpoints, and begins to upload them, for a run in a bucket."""
     run, say, uploader = built.run, log.say, directory.uploader
     # The cache prints a warning once, not after each save.
     point_latest = functools.partial(
@@ -781,28 +703,23 @@ def _open_saver(
     if uploader is not None:
         kept = run.checkpoint
         uploader.start(kept.keep, kept.every_steps, resumed, kept.milestones)
+
+    def saved() -> None:
+        point_latest()
+        if uploader is not None:
+            uploader.check()
+
     save_policy = SavePolicy(
         checkpoints,
         first.meta,
         first.run_progress,
         say,
-        _after_save(point_latest, uploader),
+        saved,
         built.definition.file_weights,
     )
     # Validations after the position, if the run went back, must not count at a later start.
     save_policy.write_progress()
     return checkpoints, save_policy
-
-
-def _after_save(saved: Callable[[], None], uploader: Uploader | None) -> Callable[[], None]:
-    """Returns what to do after each complete save."""
-
-    def action() -> None:
-        saved()
-        if uploader is not None:
-            uploader.check()
-
-    return action
 
 
 def compile_in_all_processes(
@@ -811,13 +728,6 @@ def compile_in_all_processes(
     """Compiles the training step; returns when all processes have compiled theirs.
 
     Otherwise the first step would include the time that the slowest process still compiles.
-
-    Args:
-        setup: of the step.
-        flags: of the run.
-        log: of the run.
-        code: digest of the source files, to be recorded.
-        data: digest of both splits, to be recorded.
     """
     began = time.perf_counter()
     traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)

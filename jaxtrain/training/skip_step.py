@@ -29,8 +29,6 @@ class StepHealth(NamedTuple):
     """The verdict on a step.
 
     Attributes:
-        bad: bool [].
-        state: the detector's state after this step.
         norms: ``grad_norm``, and ``GROUP_grad_norm`` of each separate group, float32 [].
     """
 
@@ -62,7 +60,6 @@ def detector(settings: config.Optim, separate_groups: Mapping[str, str] | None =
     Args:
         settings: ``bad_norm`` is the multiple of the median. With None, or with
             ``bad_updates="off"``, only NaN/Inf is bad.
-        separate_groups: group -> prefix of its parameters' paths.
     """
     prefixes = dict(separate_groups or {})
     factor = None if settings.bad_updates == "off" else settings.bad_norm

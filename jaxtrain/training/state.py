@@ -58,13 +58,8 @@ class State:
 class ModelDefinition:
     """A model without its arrays: converts arrays to a callable module and back.
 
-    Args:
-        build: makes the module.
-        freeze: dotted paths; parameters below them are not trained.
-
     Attributes:
         params: dotted path -> shape and dtype.
-        extras: likewise, for non-parameter state.
         frozen: dotted paths of the parameters that are not trained.
         file_weights: dotted paths of the extras that are read from files; checkpoints lack them.
 
@@ -128,8 +123,6 @@ class ModelDefinition:
         """Returns the callable module with these arrays.
 
         Args:
-            params: dotted path -> array.
-            extras: likewise.
             gathered_from: dotted path -> sharding of a parameter, which is then gathered where the
                 model reads it if it is sharded. None uses the arrays as they are.
         """
@@ -156,11 +149,7 @@ class ModelDefinition:
     def sample_labels(
         self, batch: Mapping[str, Any]
     ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
-        """Returns the labels of the model's samples; {} if it has none.
-
-        Args:
-            batch: the arrays of a batch, or their shapes.
-        """
+        """Returns the labels of the model's samples; {} if it has none."""
         return self._module_class.sample_labels(batch)
 
     def extras_of(self, module: nnx.Module) -> Arrays:
@@ -201,13 +190,6 @@ def jit_init(
     """Jits the initialization of a state, which then takes no arguments.
 
     Each shard is computed on its device, and no host has the full arrays.
-
-    Args:
-        definition: the model.
-        optimizer: the optimizer, whose state is initialized, too.
-        target: from :func:`abstract_state`.
-        rule: the same as for ``target``.
-        seed: of the initial parameters.
     """
     return jax.jit(
         lambda: _initial(definition, optimizer, jax.random.key(seed)),
@@ -222,9 +204,7 @@ def with_values(
     """Replaces the values of some arrays of a state, and keeps their shardings.
 
     Args:
-        state: the state.
         params: dotted path -> the full array, on each host.
-        extras: likewise.
 
     Raises:
         ValueError: there is no such array, or it has another shape.
@@ -248,22 +228,13 @@ def with_values(
 
 
 def saved_part(state: State, file_weights: Collection[str]) -> State:
-    """Returns what a checkpoint stores of a state: all but the weights read from files.
-
-    Args:
-        state: the state, or its shapes.
-        file_weights: :attr:`ModelDefinition.file_weights`.
-    """
+    """Returns what a checkpoint stores of a state: all but the weights read from files."""
     extras = {name: leaf for name, leaf in state.extras.items() if name not in file_weights}
     return dataclasses.replace(state, extras=extras)
 
 
 def checksums(file_weights: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns a SHA-256 of the values below each part of the model, such as ``lpips``.
-
-    Args:
-        file_weights: dotted path -> the full array.
-    """
+    """Returns a SHA-256 of the values below each part of the model, such as ``lpips``."""
     digests: dict[str, Any] = {}
     for name, array in sorted(file_weights.items()):
         digest = digests.setdefault(name.partition(".")[0], hashlib.sha256())
@@ -291,7 +262,6 @@ def _initial(
 
 
 def _split(module: Any) -> tuple[Any, nnx.State, nnx.State]:
-    """Splits a module into graph definition, parameters, and everything else."""
     graph, params, extras = cast(Any, nnx.split)(module, nnx.Param, ...)
     return graph, params, extras
 

@@ -4,8 +4,7 @@
 accumulation are composed when the step is built; the step itself has no flags. Only the model reads
 the contents of a batch.
 
-Reading order: :func:`build_train_step`, :func:`build_gradients`, then :func:`_gradients`. The rest
-is small.
+Reading order: :func:`build_train_step`, then :func:`build_gradients`. The rest is small.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +48,6 @@ class StageOps(NamedTuple):
     Attributes:
         prepare_params: float32 shards -> the compute dtype, and gathered if the stage gathers
             once per step.
-        module: prepared parameters and extras -> callable module.
         finish_grads: gradients of prepared parameters -> float32, sharded like the parameters:
             reduce-scattered, or all-reduced if nothing is sharded.
     """
@@ -123,24 +121,14 @@ def build_train_step(
     """Builds the pure step, not yet compiled.
 
     Args:
-        definition: the model.
-        optimizer: applied to float32 gradients of the mean loss.
         schedule: of the run; the step uses only which scalars there are, and not their values.
-        rule: where arrays are stored.
         detect: detects a bad step, which changes only the number of examples seen and the
             detector's state.
         precision: dtype of the computation; state, losses and metrics stay float32.
-        accumulate: microbatches per step; divides the examples per device.
         seed: an example's randomness is a function of it and of the example's place in the order.
-        receive: :meth:`jaxtrain.config.Run.received`.
     """
     gradients = build_gradients(
-        definition,
-        rule,
-        precision=precision,
-        accumulate=accumulate,
-        seed=seed,
-        receive=receive,
+        definition, rule, precision=precision, accumulate=accumulate, seed=seed, receive=receive
     )
 
     def train_step(state: State, batch: Batch, scalars: Scalars) -> Any:
@@ -188,11 +176,15 @@ def build_gradients(
 ) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
     """Builds the first part of a step, with the arguments of :func:`build_train_step`.
 
+    The gradient is over one batch, or over a scan of microbatches, whose sums are accumulated and
+    divided once, so that the result equals that of the full batch even if microbatches have
+    different weights. Frozen parameters have no gradient.
+
     Returns:
         A pure function: (params, extras, batch, positions [B]) -> gradients of the summed loss,
         sums, and the following extras. An example's position is the number of those before it.
     """
-    stage = stage_ops(definition, rule, precision)
+    stage, mesh = stage_ops(definition, rule, precision), rule.mesh
 
     def loss(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
@@ -201,22 +193,6 @@ def build_gradients(
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
         total, weight, metrics = module.loss(receive(batch), keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
-
-    return _gradients(loss, stage, definition, rule.mesh, accumulate)
-
-
-def _gradients(
-    loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
-    stage: StageOps,
-    definition: ModelDefinition,
-    mesh: jax.sharding.Mesh,
-    accumulate: int,
-) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
-    """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
-
-    Sums are accumulated and divided once, so the result equals that of the full batch even if
-    microbatches have different weights. Frozen parameters have no gradient.
-    """
 
     def microbatch_gradients(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
@@ -280,15 +256,7 @@ def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:
 def build_eval_step(
     definition: ModelDefinition, rule: ShardingRule, *, precision: config.Precision, method: str
 ) -> Callable[[Arrays, Arrays, Batch], Any]:
-    """Builds a pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
-
-    Args:
-        definition: the model.
-        rule: where arrays are stored.
-        precision: dtype of the computation.
-        method: ``"evaluate"`` or ``"baseline_sums"`` for sums of metrics, ``"samples"`` for sample
-            images and texts.
-    """
+    """Builds a pure function of (params, extras, batch) that calls ``module.METHOD(batch)``."""
     stage = stage_ops(definition, rule, precision)
 
     def eval_step(params: Arrays, extras: Arrays, batch: Batch) -> Any:
@@ -310,13 +278,8 @@ def jit_train_step(
     """Jits a train step for a mesh.
 
     Args:
-        step: from :func:`build_train_step`.
         target: shapes and shardings of the state (:func:`~jaxtrain.training.state.abstract_state`).
-        mesh: over all devices.
         donate: reuse the old state's memory for the new one; off only for debugging.
-        gpu_options: see :func:`jaxtrain.xla.options.options`, "of_model".
-        deterministic: bitwise reproducible on GPUs.
-        profiled: see :func:`jaxtrain.xla.options.options`.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(

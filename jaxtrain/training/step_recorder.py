@@ -44,8 +44,6 @@ class _Pending(NamedTuple):
     Attributes:
         metrics: its metrics, which the device may still be computing.
         first_example: number of its first example, which is the number of examples seen before it.
-        ids: of this process's examples.
-        batch: as the step received it.
     """
 
     metrics: dict[str, jax.Array]
@@ -61,22 +59,10 @@ class StepRecorder:
     stall the device. Waiting for them also keeps the host at most one step ahead.
 
     Args:
-        run: the config.
-        log: receives the records.
-        phases: receives each finished step, each record, and pauses such as a save.
-        total: steps of the complete run.
-        position: where the run starts or resumes.
-        batches: measures how long the loop has waited for data.
-        mesh: over all devices.
-        bad_in_a_row: bad steps in a row at ``position``.
         waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
             at once; otherwise its throughput window would end with the following step.
         keep: saves a bad step that ends the run, given the state at the end; returns the command
             that examines it, or "".
-
-    Attributes:
-        results: metrics of the steps, for the end-of-run summary.
-        bad_in_a_row: steps skipped since the last good one, among those whose metrics were fetched.
     """
 
     def __init__(
@@ -146,12 +132,6 @@ class StepRecorder:
     ) -> None:
         """Takes the metrics of a new step; records those of the step before it.
 
-        Args:
-            metrics: of the new step.
-            ids: of this process's examples in it.
-            state: after it.
-            batch: of it.
-
         Raises:
             BadSteps: a bad step at which the config stops the run.
         """
@@ -176,7 +156,6 @@ class StepRecorder:
         return self._run.optim.bad_updates == "rollback" and self.bad_in_a_row >= self._limit
 
     def _is_last_bad(self) -> bool:
-        """Returns whether bad steps end the run."""
         return self._run.optim.bad_updates != "rollback" and self.bad_in_a_row >= self._limit
 
     def last_step_was_good(self) -> bool:
@@ -235,10 +214,6 @@ class StepRecorder:
         """Pauses the throughput window, for example for a validation or a save.
 
         It first records the pending step. The phase has a time limit of its own.
-
-        Args:
-            name: of the phase.
-            allowance_s: see :meth:`jaxtrain.telemetry.phases.Phases.within`.
         """
         self.flush()
         times = self._slow.times
@@ -260,7 +235,6 @@ class StepRecorder:
         self._system_metrics.close()
 
     def _report_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
-        """Reports a bad step and its examples."""
         loss, norm = values["train/loss"], values["train/grad_norm"]
         last = pending.first_example + self._run.data.batch_size - 1
         self._last_bad = (
@@ -286,11 +260,7 @@ class StepRecorder:
             self._unreported += 1
 
     def advice(self, state: State) -> str:
-        """Saves the first of the bad steps in a row; returns what to do about them.
-
-        Args:
-            state: after them, which they have left as it was.
-        """
+        """Saves the first of the bad steps in a row; returns what to do about them."""
         lower = f"lower {rate_flag(self._run.optim)}"
         if self._first_nan is None:  # only their norms were too large
             return lower
@@ -299,7 +269,6 @@ class StepRecorder:
         return f"{lower}, or find the cause with: {command}" if command else lower
 
     def _report_bad_count(self) -> None:
-        """Prints how many bad steps followed the first one in a row."""
         if self._unreported:
             which = "1 more step" if self._unreported == 1 else f"{self._unreported} more steps"
             self.say(f"{which} skipped in a row; see bad_steps.jsonl")
@@ -343,7 +312,6 @@ class StepRecorder:
 
 
 def _measured(values: Mapping[str, float]) -> str:
-    """Returns the metric of a validation that its images are labeled with."""
     if "val/psnr" in values:
         return f"val/psnr {values['val/psnr']:.2f} dB"
     return f"val/loss {values['val/loss']:.4g}" if "val/loss" in values else ""

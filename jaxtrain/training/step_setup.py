@@ -15,23 +15,13 @@ from jaxtrain import config
 from jaxtrain.config import param_groups, run_length
 from jaxtrain.config.run_length import Position
 from jaxtrain.ops import attention
-from jaxtrain.optim.build import (
-    make_optimizer,
-    muon_sentence,
-    without_effect,
-)
+from jaxtrain.optim.build import make_optimizer, muon_sentence, without_effect
 from jaxtrain.optim.schedule import Schedule
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.terminal import Say
 from jaxtrain.training import skip_step
 from jaxtrain.training.model_flops import model_flops
-from jaxtrain.training.state import (
-    ModelDefinition,
-    State,
-    abstract_state,
-    jit_init,
-    saved_part,
-)
+from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init, saved_part
 from jaxtrain.training.state_size import parameter_count
 from jaxtrain.training.step import build_train_step, jit_train_step
 from jaxtrain.xla.step_cost import StepCost
@@ -46,14 +36,7 @@ class StepSetup:
     """The parts of a training step.
 
     Attributes:
-        run: the config.
-        definition: the model, without arrays.
-        rule: where arrays are stored.
-        schedule: the rates, decays, and momenta of each step.
         optimizer: float32 gradients -> parameter updates.
-        target: shapes and shardings of the state.
-        spec: shapes and dtypes of a global batch.
-        total: steps of the complete run.
         total_steps_of: total steps of a run of other length or batch size, at the same position.
     """
 
@@ -138,15 +121,7 @@ def build_step_setup(
     say: Say,
     position: Position = Position(),  # noqa: B008  frozen
 ) -> StepSetup:
-    """Builds the parts of a training step.
-
-    Args:
-        run: the config, validated.
-        mesh: over all devices; may be abstract.
-        examples: in an epoch of the training split.
-        say: prints a line, such as the number of steps that follows from the epochs.
-        position: where the run starts or resumes.
-    """
+    """Builds the parts of a training step."""
     freeze, groups = run.model.freeze, run.model.optimizer_groups()
     definition = ModelDefinition(run.training_model.build, freeze)
     trained = definition.trained(definition.params)
@@ -226,7 +201,6 @@ def validation_batch_size(run: config.Run, available: int | None = None) -> int:
     (``data.crop``), but at least one example per device, whose memory no plan knows.
 
     Args:
-        run: the config.
         available: number of examples for validation; None if it is unknown.
     """
     examples = run.loop.eval_examples if available is None else available

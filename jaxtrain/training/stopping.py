@@ -43,13 +43,10 @@ class Stopping:
     """Decides after each step, and during a validation, whether the run stops.
 
     Args:
-        signals: of this process.
-        broken_file_limit: limits the fraction of broken input files.
         mesh: over all devices; the processes exchange their requests through it.
         hours: time limit since the start of the program; None for no limit.
         save_every_s: seconds between checkpoints, by the clock of process 0; None if they are due
             at certain steps.
-        lost: returns why this process's workers have ended; "" if they have not.
 
     Attributes:
         decision: of all processes; ``CONTINUE`` until one of them requests a stop.
@@ -116,7 +113,6 @@ class Stopping:
         return self.decision != CONTINUE
 
     def _own(self) -> dict[str, float]:
-        """Returns the request of this process."""
         if self._broken_file_limit.stop_reason():
             return {_REQUEST: STOP_BAD_DATA}
         by_time = STOP_MAX_HOURS if time.monotonic() >= self._end_at else CONTINUE

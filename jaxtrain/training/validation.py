@@ -53,17 +53,7 @@ class Stop(Protocol):
 
 
 class Evaluator:
-    """Validates states, always on the same examples.
-
-    Args:
-        definition: the model.
-        rule: where arrays are stored.
-        precision: dtype of the computation.
-        target: shapes and shardings of the state.
-        batches: of the validation split.
-        deterministic: bitwise reproducible on GPUs.
-        decode: token ids -> text.
-    """
+    """Validates states, always on the same examples."""
 
     def __init__(
         self,
@@ -108,11 +98,6 @@ class Evaluator:
         self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None
     ) -> Validation | None:
         """Validates a state; uses the EMA of its parameters if there is one.
-
-        Args:
-            state: the state.
-            stop: checked before each batch.
-            alive: called before each batch.
 
         Returns:
             The results; None, in every process alike, if the run stops.
@@ -194,13 +179,8 @@ def _add(sums: dict[str, np.ndarray], more: Mapping[str, np.ndarray]) -> None:
 
 
 def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
-    """Divides sums by weights, once, after all devices and batches.
-
-    Args:
-        sums: name -> (sum, weight); what follows them is not used.
-
-    Returns:
-        NAME -> sum / weight. A weight of zero gives NaN.
+    """Divides (sum, weight, ...) of each name once, after all devices and batches; NaN for weight
+    0.
     """
     return {
         name: float(parts[0]) / float(parts[1]) if parts[1] else math.nan
@@ -211,12 +191,7 @@ def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
 def spread(sums: np.ndarray, weights: np.ndarray) -> float:
     """Returns the standard deviation over groups of a sample, as `evaluate` has it over videos.
 
-    Args:
-        sums: of each group.
-        weights: of each group; those of weight zero do not count.
-
-    Returns:
-        0 for a single group; NaN for none.
+    Groups of weight zero do not count. It is 0 for a single group, and NaN for none.
     """
     means = sums[weights > 0] / weights[weights > 0]
     if len(means) < 2:

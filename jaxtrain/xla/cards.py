@@ -26,18 +26,15 @@ class Card:
     """One kind of GPU.
 
     Attributes:
-        name: as printed by jax and nvidia-smi.
         bf16_flops: dense matmul peak with float32 accumulation, FLOP/s [D]; most datasheets print
             the rate with sparsity, twice as high.
         memory_rate: memory-bandwidth peak, bytes/s [D].
         memory: total bytes [S].
-        capability: compute capability.
         cores: streaming multiprocessors [W].
         clock_ghz: boost clock [D].
         l2: second-level cache, bytes [W].
         link_rate: one-way bytes/s to another GPU of the same node.
         node_rate: one-way bytes/s per GPU to another node [A].
-        link: describes the links behind both rates.
     """
 
     name: str
@@ -120,12 +117,7 @@ _LIMITS = {
 
 
 def card(name: str) -> Card:
-    """Looks up a card by its short name, or reads a JSON file that describes one.
-
-    Raises:
-        InputError: there is no such card, and the message suggests others; or the file does not
-            describe one.
-    """
+    """Looks up a card by its short name, or reads a JSON file that describes one."""
     if name in CARDS:
         return CARDS[name]
     if not name.endswith(".json"):
@@ -180,9 +172,6 @@ def of_device(kind: str) -> Card | None:
 
 def rates(kind: str) -> tuple[float | None, float | None]:
     """Returns a device's peaks of bfloat16 matmuls, FLOP/s, and of memory, bytes/s.
-
-    Args:
-        kind: ``jax.Device.device_kind``, such as "NVIDIA H100 80GB HBM3".
 
     Returns:
         None for both if the device is of no card in the table.

@@ -18,9 +18,6 @@ def product_flops(jaxpr: Any) -> float:
     A loop counts once per iteration, and once if its length is unknown; a ``shard_map`` counts once
     per device; a conditional counts its most expensive branch. Sums, activations and the optimizer
     are omitted: they are bound by memory bandwidth, not by arithmetic.
-
-    Args:
-        jaxpr: of the complete program, such as ``jax.jit(f).trace(...).jaxpr``.
     """
     total = 0.0
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -80,7 +77,6 @@ def _convolution(equation: Any) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """Yields the nested programs of an operation."""
     for value in params.values():
         for item in value if isinstance(value, list | tuple) else (value,):
             if hasattr(getattr(item, "jaxpr", item), "eqns"):

@@ -34,8 +34,3 @@ def reserve_memory(environment: MutableMapping[str, str]) -> None:
             )
     elif not (fraction or deprecated):
         environment[_FRACTION] = str(MEMORY_FRACTION)
-
-
-def share_memory(environment: MutableMapping[str, str]) -> None:
-    """Makes XLA allocate only what it uses, for checks beside other programs on the same GPU."""
-    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"

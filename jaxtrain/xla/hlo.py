@@ -66,13 +66,10 @@ class Collective:
     """One collective instruction.
 
     Attributes:
-        name: of the instruction.
         kind: one of :data:`KINDS`.
         inputs: arrays per device.
         outputs: arrays per device.
-        groups: devices that communicate with each other.
         times: how often it runs per step, including loop iterations.
-        overlapped: whether computation is scheduled between its start and its end.
     """
 
     name: str
@@ -96,12 +93,7 @@ class Collective:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Returns all collectives of a compiled step, in order.
-
-    Args:
-        text: ``compiled.as_text()``.
-        devices: the number of devices.
-    """
+    """Returns all collectives of a compiled step, in order."""
     times = executions(text)
     result = []
     for name, lines in computations(text).items():
@@ -111,13 +103,6 @@ def collectives(text: str, devices: int) -> list[Collective]:
                 overlapped = _overlapped(lines, number, collective.name)
                 result.append(dataclasses.replace(collective, overlapped=overlapped))
     return result
-
-
-def entry_name(text: str) -> str:
-    """Returns the name of the entry computation."""
-    match = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
-    assert match is not None, "HLO text has an entry computation"
-    return match[1]
 
 
 def computations(text: str) -> dict[str, list[str]]:
@@ -158,15 +143,14 @@ def executions(text: str) -> dict[str, int]:
                 for part in match[1].split(", "):
                     visit(part.lstrip("%"), count * (int(trips[1]) if trips else 1))
 
-    visit(entry_name(text), 1)
+    entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
+    assert entry is not None, "HLO text has an entry computation"
+    visit(entry[1], 1)
     return times
 
 
 def kernels(text: str) -> dict[str, int]:
     """Counts how the expensive operations of a step are computed, per step and device.
-
-    Args:
-        text: ``compiled.as_text()``.
 
     Returns:
         ``attention_forward`` and ``attention_backward``: calls of cuDNN's fused attention.
@@ -396,7 +380,6 @@ class Stacks:
 
         Args:
             stack: number of the stack frame.
-            op_name: of the instruction.
         """
         line = self.line(stack, "models/") or self.line(stack, "")
         if line is None:

@@ -31,7 +31,6 @@ class Work:
     Attributes:
         flops: of the matmuls and convolutions in an instruction; a multiply-add counts as two, and
             what a causal mask hides does not count.
-        moved_bytes: that an instruction reads and writes.
         head_width: channels of a head, in calls of cuDNN's attention; 0 in all others.
         count: instructions per step, including loop iterations. Those without ``flops`` are one
             row, with all their bytes.
@@ -58,9 +57,6 @@ def work(text: str) -> tuple[Work, ...]:
     The bytes estimate the memory traffic: each operand and each result counts once, and of an
     operand that is only sliced, the slices. Data inside an instruction (a fusion, a library call)
     does not count. Data that a cache keeps between two instructions does count.
-
-    Args:
-        text: ``compiled.as_text()``.
     """
     counts: Counter[tuple[float, float, int]] = Counter()
     without = 0.0
@@ -107,7 +103,6 @@ def _instructions(lines: Iterable[str]) -> Iterator[_Instruction]:
 def _moved(
     instruction: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
 ) -> float:
-    """Returns the bytes that an instruction reads and writes."""
     made = _size(instruction.shape)
     sizes = [  # one that appears twice, as in x * x, is read once
         0 if name in instruction.operands[:number] else _size(shapes.get(name, ""))

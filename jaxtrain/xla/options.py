@@ -48,7 +48,6 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
 
     Args:
         environment: JAX_COMPILATION_CACHE_DIR in it takes precedence.
-        folder: of the cache.
     """
     if not environment.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -65,8 +64,6 @@ def options(
     """Returns the compiler options for a platform, without tuning that XLA_FLAGS has.
 
     Args:
-        platform: "cpu", "gpu" or "cuda".
-        of_model: tuning for GPUs (``ModelConfig.gpu_options``).
         deterministic: bitwise reproducible. Only GPUs need an option for this: their fastest
             kernels add in the order in which threads arrive.
         profiled: name each kernel in a trace. Only GPUs need an option for this: XLA launches

@@ -26,9 +26,6 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that a process would use, as CUDA_VISIBLE_DEVICES names them.
 
     It needs no jax. [] also if there is no ``nvidia-smi``, and with ``JAX_PLATFORMS=cpu``.
-
-    Args:
-        environment: ``os.environ``.
     """
     if environment.get("JAX_PLATFORMS") == "cpu":
         return []
@@ -53,9 +50,6 @@ def use_cpu_without_driver(environment: MutableMapping[str, str]) -> None:
 
     Processes that this one starts inherit the choice. ``JAX_PLATFORMS`` takes precedence if it is
     set, and so does ``jax_platforms`` if jax has been imported.
-
-    Args:
-        environment: ``os.environ``.
     """
     if environment.get("JAX_PLATFORMS") or not lacks_driver():
         return

@@ -23,7 +23,6 @@ class Traffic:
         dtype: of the arrays; several are joined by "+".
         axis: mesh axes along which the members of a group differ, joined by "+".
         crosses_nodes: whether a group includes GPUs of several nodes.
-        gpus_of_node: members of a group in one node.
         count: collectives per step.
         wire_bytes: bytes sent per step and device, with ring algorithms.
         overlapped: fraction of the bytes whose collective overlaps computation.
@@ -44,10 +43,8 @@ class StepCost:
     """What a training step costs.
 
     Attributes:
-        devices: of the mesh.
         model_flops: that the model needs, over all devices; MFU counts these.
         flops: of the step's matmuls and convolutions, rematerialization included; likewise.
-        convolutions: whether there are any.
         work: of the instructions of a device's program (:func:`jaxtrain.xla.operations.work`).
         arguments: bytes of a device's state and batch.
         temporaries: bytes of a device at the peak.
@@ -82,10 +79,6 @@ class StepCost:
         """Reads a step's programs.
 
         Args:
-            jaxpr: of the traced step.
-            compiled: the step for a device.
-            mesh: over all devices.
-            model_flops: that the model needs for a step, over all devices.
             gpus_per_node: devices in each node; None reads neither kernels nor communication, which
                 are those of a program for GPUs.
 
@@ -134,9 +127,7 @@ def traffic(
     """Sums collectives of the same kind, dtype, and group; the largest first.
 
     Args:
-        collectives: of a step.
         mesh: axis -> size; devices are numbered in row-major order.
-        gpus_per_node: devices in each node.
     """
     groups: dict[tuple[str, str, str, bool], list[hlo.Collective]] = {}
     for each in collectives:

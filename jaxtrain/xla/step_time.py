@@ -45,12 +45,9 @@ class StepTime:
     Attributes:
         arithmetic: all matmuls and convolutions at the card's matmul peak.
         memory: bytes read and written by instructions, at the memory-bandwidth peak.
-        serial: the serial bound (:func:`serial_bound`).
         communication: all collectives at the stated link rates.
-        hidden: the part of ``communication`` that overlaps other work.
         best: at the largest fraction of the serial bound, while the hidden communication runs.
         worst: no communication is hidden and the rest reaches the least fraction.
-        bound: the slowest of arithmetic, memory, and communication.
         efficiency: the least and the largest fraction of the serial bound.
         measured: the fraction that was measured; None if the range is assumed.
     """
@@ -102,8 +99,6 @@ def step_time(
 
     Args:
         cost: of the step; without communication if it was not read.
-        card: the card planned for.
-        precision: of the computation.
         efficiency: measured on this card; None assumes :data:`EFFICIENCY`.
     """
     times = {

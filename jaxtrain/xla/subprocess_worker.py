@@ -53,7 +53,6 @@ class WorkerFailed(Exception):
         code: its exit code, or minus the signal that killed it.
         killed_by: name of the signal that killed it, such as ``"SIGKILL"``; "" without one.
         how: description, such as ``"was ended by SIGSEGV"`` or ``"ended with exit code 3"``.
-        last_lines: last lines of its output.
     """
 
     def __init__(self, error: str, code: int, last_lines: list[str]) -> None:
@@ -76,7 +75,6 @@ class SubprocessWorker:
         function: ``"module:name"``; takes the request and a :data:`Send`.
         request: a JSON object. The function also receives ``"start"`` in it: the seconds in which
             the interpreter started (``"interpreter"``) and its module was imported (``"imports"``).
-        variables: the environment of the process, from :func:`environment`.
         grace_s: seconds to clean up when it is terminated early (SIGTERM becomes SystemExit), or
             when its parent has ended.
         code: the folder of the package that it imports, if not this one's: that of another commit.
@@ -138,9 +136,6 @@ class SubprocessWorker:
     def messages(self, timeout_s: float) -> Iterator[Message]:
         """Yields all messages until the function returns.
 
-        Args:
-            timeout_s: for all messages together; may be infinite.
-
         Raises:
             TimeoutError: the function takes longer.
             InputError: the function raised it.
@@ -190,13 +185,7 @@ class SubprocessWorker:
 def environment(
     outside: Mapping[str, str] = os.environ, *, without: tuple[str, ...] = (), **more: str
 ) -> dict[str, str]:
-    """Returns environment variables with which the process imports this jaxtrain.
-
-    Args:
-        outside: variables of this process.
-        without: names to remove.
-        more: variables to set.
-    """
+    """Returns environment variables with which the process imports this jaxtrain."""
     from jaxtrain.config import invocation
 
     checkout = str(Path(__file__).resolve().parents[2])

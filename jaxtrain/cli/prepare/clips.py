@@ -11,11 +11,7 @@ from jaxtrain.telemetry.formats import counted
 
 
 def main(flags: commands.PrepareClips) -> int:
-    """Runs the command and returns its exit code.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs the command and returns its exit code."""
     engine, part = job_flags.engine(flags), job_flags.part(flags)
     names = {field.name for field in dataclasses.fields(pieces.Settings)}
     given = {name: value for name, value in vars(flags).items() if name in names}

@@ -14,11 +14,7 @@ from jaxtrain.storage import atomic
 
 
 def main(flags: commands.PrepareLatents) -> int:
-    """Runs the command and returns its exit code.
-
-    Raises:
-        InputError: wrong use.
-    """
+    """Runs the command and returns its exit code."""
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, flags.overrides)
     if run.model.latent_shape is None:

@@ -14,11 +14,7 @@ _DAY_S = 86_400
 
 
 def main(flags: commands.PrepareSets) -> int:
-    """Runs the command and returns its exit code.
-
-    Raises:
-        InputError: a set cannot be deleted.
-    """
+    """Runs the command and returns its exit code."""
     root = cache.path_of(flags.cache_dir)
     kept = deleted = 0
     for cached in sets.cached(root):

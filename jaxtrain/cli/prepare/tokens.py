@@ -10,11 +10,7 @@ from jaxtrain.storage import atomic
 
 
 def main(flags: commands.PrepareTokens) -> int:
-    """Runs the command and returns its exit code.
-
-    Raises:
-        InputError: wrong use, or data that a run would refuse.
-    """
+    """Runs the command and returns its exit code."""
     _check_present(flags.config, flags.overrides)
     run = config.load(flags.config, flags.overrides)
     atomic.check_writable("--json", flags.json)

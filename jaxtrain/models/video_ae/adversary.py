@@ -101,7 +101,6 @@ class Discriminator(nnx.Module):
         """Computes each layer's scores of each patch, float32 [N, H / 8, W / 8, 6].
 
         Args:
-            weights: from :meth:`weights`, possibly with gradients stopped.
             x_NHWC: frames and context.
             learns: normalize by this batch, and update the running statistics with it; otherwise
                 normalize by the running statistics.
@@ -120,14 +119,10 @@ class Seraena(nnx.Module):
     """The discriminator, its replay, and both losses.
 
     Args:
-        weight: weight of the decoder's loss, applied by the caller.
         frames: F, successive frames per window.
         crop: S, side of the random squares that it sees (pixels); None is the full frame.
-        replay: number of windows kept.
         height, width: size of a clip (pixels).
         space_factor: pixels per latent along a side.
-        latent_channels: C.
-        rngs: for the initial parameters.
     """
 
     def __init__(
@@ -162,9 +157,7 @@ class Seraena(nnx.Module):
         Args:
             real_BTHW3: the clips, in [0, 1].
             fake_BTHW3: their reconstructions, not clamped; T is at least F.
-            latents_BLhwC: the latents that they were decoded from.
             keys_B: one random key per clip.
-            dtype: dtype of the discriminator's computation.
         """
         clips = real_BTHW3.shape[0]
         keys_B4 = jax.vmap(lambda key: jax.random.split(key, 4))(keys_B)
@@ -207,7 +200,6 @@ class Seraena(nnx.Module):
 
         Args:
             begun: whether the loss has begun, bool [].
-            given: the arguments of a call.
         """
         split: Any = nnx.split  # its types do not know an ellipsis after a filter
         graph, params, rest = split(self, nnx.Param, ...)
@@ -300,10 +292,7 @@ def _normed(
         count = x[..., 0].size
         new_mean, new_variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
         unbiased = new_variance * (count / (count - 1))
-        for kept, old, new in (
-            (layer.mean, mean, new_mean),
-            (layer.variance, variance, unbiased),
-        ):
+        for kept, old, new in ((layer.mean, mean, new_mean), (layer.variance, variance, unbiased)):
             kept.set_value(old + _MOMENTUM * (lax.stop_gradient(new) - old))
         mean, variance = new_mean, new_variance
     wide = (1, 1, 1, -1)

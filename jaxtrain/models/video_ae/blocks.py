@@ -176,7 +176,6 @@ def conv_frames(
             `fold` computes it.
         bias: [outputs].
         stride: 1 or 2.
-        fold: see :func:`jaxtrain.ops.convolution.by_parts`.
         skip_BTHWC: is added to the result. cuDNN adds it, the bias and a ReLU in the same call, but
             XLA recognizes that only without a reshape between them.
     """

@@ -11,12 +11,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import wan_network
-from jaxtrain.models.video_ae import (
-    blocks,
-    network,
-    timing,
-    weights,
-)
+from jaxtrain.models.video_ae import blocks, network, timing, weights
 from jaxtrain.models.video_ae.losses import Channels, Teacher
 from jaxtrain.models.video_ae.reconstruction import ReconstructionConfig
 from jaxtrain.models.weight_table import WeightTable
@@ -172,11 +167,7 @@ class Config(ReconstructionConfig):
         return self.decoder_widths or _DECODER_WIDTHS[self.decoder]
 
     def comfyui_name(self) -> str:
-        """Returns the name by which ComfyUI finds the weights for previews, without a suffix.
-
-        Raises:
-            InputError: ComfyUI has no such network.
-        """
+        """Returns the name by which ComfyUI finds the weights for previews, without a suffix."""
         if self.decoder == "super":
             raise InputError(
                 "model.decoder=super: ComfyUI has only the base decoder: omit --format comfyui, or "
@@ -260,11 +251,7 @@ class Config(ReconstructionConfig):
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Infers the config from the reference's weights; the clip size is arbitrary.
-
-        Raises:
-            InputError: the weights are not the reference's.
-        """
+        """Infers the config from the reference's weights; the clip size is arbitrary."""
         fields = weights.guess(tensors, source)
         if fields.get("decoder_widths") == _DECODER_WIDTHS[fields["decoder"]]:
             del fields["decoder_widths"]

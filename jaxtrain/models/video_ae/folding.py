@@ -48,7 +48,6 @@ def inside(height: int, width: int, channels: int) -> tuple[np.ndarray, np.ndarr
 
     Args:
         height: number of rows of squares.
-        width: number of columns of squares.
         channels: S O.
 
     Returns:

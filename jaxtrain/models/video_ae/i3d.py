@@ -161,11 +161,7 @@ def _largest(x_BTHWC: jax.Array, window: _Layer, stride: _Layer) -> jax.Array:
 
 
 def read(weights: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Reads the weights; returns layer -> kernel [T, H, W, in, out] and bias, norms included.
-
-    Raises:
-        InputError: lists the arrays that are missing or misshapen.
-    """
+    """Reads the weights; returns layer -> kernel [T, H, W, in, out] and bias, norms included."""
     tensors, _ = tensor_files.read(weights)
     rows: list[Row] = []
     expected: dict[str, tuple[int, ...]] = {}

@@ -35,12 +35,8 @@ class _Layer:
     """A convolution and a ReLU.
 
     Attributes:
-        side, stride, border: of the kernel.
-        inputs, outputs: channels.
         pool: side of the max pooling before it, with a stride of 2; None without.
-        number: of the layer in torchvision's network.
         part: of the network that ends with the next layer that is compared, from 1.
-        compared: whether its features are.
     """
 
     side: int = 3
@@ -149,10 +145,6 @@ def read(weights: Path, network: str | None = None) -> tuple[str, dict[str, np.n
 
     Returns:
         The network, a key of :data:`NETWORKS`, and its weights.
-
-    Raises:
-        InputError: lists the arrays that are missing or misshapen; or the file is of another
-            network.
     """
     tensors, _ = tensor_files.read(weights)
     # The second of the linear layers has 192 channels for AlexNet, 128 for VGG16.

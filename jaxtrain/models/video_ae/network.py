@@ -272,7 +272,6 @@ class _AnyDecoder(nnx.Module):
 
         Args:
             x_BTHWC: small frames; each becomes several.
-            remat: what the backward pass recomputes.
             skipped: for each of these, the number of leading small frames that do not compute it.
 
         Returns:

@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import (
-    CustomVJPPrimal,
-    SymbolicZero,
-    custom_vjp_primal_tree_values,
-)
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero, custom_vjp_primal_tree_values
 
 from jaxtrain.models.video_ae import blocks, folding
 from jaxtrain.ops import convolution, per_device
@@ -55,7 +51,6 @@ def by_pair(
         parts: arrays that the pair is folded from. They are gathered once for all frames and kept
             until the backward pass, since they are small. Their gradients are summed over devices
             in their dtype.
-        fold: builds the pair from the parts.
         stride: stride of the second convolution.
         remat: with "none", all frames are computed at once. Otherwise they are computed one after
             another, and the backward pass recomputes a frame's intermediate result just before it

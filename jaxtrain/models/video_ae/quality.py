@@ -106,7 +106,6 @@ def static_flicker(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
 
 
 def _changes(x_BTHWC: jax.Array) -> jax.Array:
-    """Computes the changes between consecutive frames, [B, T - 1]."""
     return jnp.abs(jnp.diff(x_BTHWC, axis=1)).mean((2, 3, 4))
 
 

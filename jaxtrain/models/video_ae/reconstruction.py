@@ -188,11 +188,7 @@ class ReconstructionConfig(ModelConfig):
         return problems
 
     def file_weights(self) -> dict[str, np.ndarray]:
-        """Reads the weights of LPIPS and of the teacher, by dotted path in the module.
-
-        Raises:
-            InputError: the files are missing or have other contents.
-        """
+        """Reads the weights of LPIPS and of the teacher, by dotted path in the module."""
         found: dict[str, np.ndarray] = {}
         if self.perceptual is not None:
             _, arrays = lpips.read(expanded(self.perceptual.weights), "alex")
@@ -265,7 +261,6 @@ class Reconstruction(Model):
     """Losses and metrics of a video autoencoder; a subclass has ``encode`` and ``decode``.
 
     Args:
-        config: the config.
         rngs: for the discriminator and the projections, so a subclass first draws its own
             parameters.
     """
@@ -309,7 +304,6 @@ class Reconstruction(Model):
 
     @property
     def _dtype(self) -> jnp.dtype:
-        """Returns the dtype of the computation."""
         raise NotImplementedError
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
@@ -493,11 +487,8 @@ class _Outputs(NamedTuple):
         target: the original frames, float32 [B, T, H, W, 3].
         targets: frames to reconstruct, each with the same weight: the original, the teacher's.
         reconstruction: frames, not clamped, float32 [B, T, H, W, 3].
-        features: of our decoder, if a loss compares them.
         encoded: our latents, float32 [B, L, h, w, C].
-        decoder_input: the latents that were decoded: ours, or the teacher's.
         teacher_latents: the teacher's latents; None without a teacher's encoder.
-        teacher_features: of the teacher's decoder, if it runs.
     """
 
     target: jax.Array

@@ -88,7 +88,6 @@ class EncoderStream:
         return latent
 
     def _is_pending(self) -> bool:
-        """Whether frames were pushed of which a latent is missing."""
         timing = self._module.timing
         if timing.chunked:
             return self._memory is not None and self._groups < timing.latent_frames(1)
@@ -99,12 +98,8 @@ class DecoderStream:
     """Takes latents one by one and returns their frames.
 
     Args:
-        module: the autoencoder.
         latents: number of latents of the video; required only if ``module.timing.trim`` is
             "odd_latents".
-
-    Raises:
-        InputError: the number of latents is required but not given.
     """
 
     def __init__(self, module: VideoAutoencoder, latents: int | None = None) -> None:

@@ -103,11 +103,7 @@ class Timing:
         return whole[:, :-_H3_DROPPED]
 
     def check_latents(self, latents: int) -> None:
-        """Checks that a decoder can take this number of latents.
-
-        Raises:
-            InputError: H3's frames of the last chunk would be black; names the nearest numbers.
-        """
+        """Checks that a decoder can take this number of latents."""
         if not self.chunked or latents % _H3_LATENTS == _H3_LATENTS - _H3_DROPPED:
             return
         below = (latents + _H3_DROPPED) // _H3_LATENTS * _H3_LATENTS - _H3_DROPPED
@@ -123,9 +119,6 @@ class Timing:
 
         Args:
             latents: number of latents of the complete video; None if not known yet.
-
-        Raises:
-            InputError: the result depends on the number of latents, which is unknown.
         """
         if self.trim == "odd_latents":
             if latents is None:
@@ -139,11 +132,7 @@ class Timing:
         return self.factor - 1
 
     def dropped_later(self, latents: range) -> list[int]:
-        """Returns which frames of latents after the first are dropped, counted from 0 in `latents`.
-
-        Args:
-            latents: numbers of successive latents of a video.
-        """
+        """Returns which frames of latents after the first are dropped, counted in `latents`."""
         if not self.chunked:
             return []
         frames = range(latents.start * self.factor, latents.stop * self.factor)
@@ -214,11 +203,7 @@ class Timing:
         return self.decoded(self.latent_frames(frames)) == frames
 
     def check_clip(self, frames: int) -> None:
-        """Checks that no decoded frame of a clip is past its end.
-
-        Raises:
-            InputError: H3 would be compared with repeated frames; names the nearest number.
-        """
+        """Checks that no decoded frame of a clip is past its end."""
         if not self.chunked or frames >= self.decoded(self.latent_frames(frames)):
             return
         above = self.decoded(self.latent_frames(frames))

@@ -34,11 +34,7 @@ _BLOCK = (("0", "conv1", _MEMORY), ("2", "conv2", KERNEL), ("4", "conv3", KERNEL
 
 
 def table(*, wide: bool) -> WeightTable:
-    """Lists all arrays of the network.
-
-    Args:
-        wide: whether the decoder is "super".
-    """
+    """Lists all arrays of the network."""
     rows = _layer("encoder.0", "encoder.head")
     for number in range(3):
         first, stage = 2 + 5 * number, f"encoder.stages.{number}"
@@ -92,7 +88,6 @@ def _memory_blocks(reference: str, first: int, stage: str) -> list[Row]:
 
 
 def _layer(reference: str, ours: str, layout: Layout = KERNEL) -> list[Row]:
-    """Returns the rows of a layer with a bias."""
     return [
         Row(f"{reference}.weight", f"{ours}.kernel", layout),
         Row(f"{reference}.bias", f"{ours}.bias"),
@@ -106,9 +101,6 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
         tensors: the reference's name -> array.
         name: the file's name, which alone identifies weights for CogVideoX and H3, as in the
             reference.
-
-    Raises:
-        InputError: the weights do not belong to this network.
     """
     head, tail = tensors.get("encoder.0.weight"), tensors.get("encoder.17.weight")
     if head is None or tail is None or head.ndim != 4 or tail.ndim != 4 or not head.size:
@@ -139,12 +131,7 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
 
 
 def ambiguity(config: Any, name: str) -> str | None:
-    """Explains which values of ``trim`` fit weights of these shapes; None if only one does.
-
-    Args:
-        config: the config that :func:`guess` found.
-        name: the file's name.
-    """
+    """Explains which values of ``trim`` fit weights of these shapes; None if only one does."""
     named = _trim_by_name(name)
     if named not in (None, "always") or config.time_downscale != (True, True, False):
         return None
@@ -180,12 +167,6 @@ def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[
 
     Args:
         tensors: the reference's name -> array.
-        name: the file's name.
-        layers: pooling or growing layers.
-        axis: of the larger dimension.
-
-    Raises:
-        InputError: a layer has another shape.
     """
     strides = []
     for layer in layers:

@@ -39,11 +39,7 @@ class BadStep(NamedTuple):
     """A step whose loss or gradient is NaN/Inf.
 
     Attributes:
-        position: of the run before it.
         in_a_row: number of bad steps directly before it.
-        batch: as the step received it.
-        ids: of this process's examples.
-        what: the message about it.
     """
 
     position: Position
@@ -55,18 +51,7 @@ class BadStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Keeper:
-    """Saves a bad step.
-
-    Attributes:
-        checkpoints: writes it.
-        meta: metadata of the run's checkpoints.
-        target: shapes and shardings of what a checkpoint stores of the state.
-        batches: sharding of a batch.
-        command: what examines the saved step.
-        await_save: waits for an earlier save, whose failure was reported.
-        finish: waits for a copy in a bucket.
-        say: prints a line.
-    """
+    """Saves a bad step."""
 
     checkpoints: CheckpointSaver
     meta: RunMeta
@@ -81,7 +66,6 @@ class Keeper:
         """Saves a bad step; returns the command that examines it, or "" if it cannot be saved.
 
         Args:
-            bad: the step.
             state: before it, or after it and any number of bad steps.
         """
         placed = functools.partial(
@@ -111,13 +95,7 @@ class Keeper:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A saved bad step, and the parts of the step that recompute it.
-
-    Attributes:
-        path: its pointer.
-        meta: its metadata.
-        setup: the step, for the devices of this machine.
-    """
+    """A saved bad step, and the parts of the step that recompute it."""
 
     path: Path
     meta: Mapping[str, Any]
@@ -125,11 +103,7 @@ class Opened:
 
     @classmethod
     def at(cls, path: Path) -> "Opened":
-        """Opens a saved bad step for as many devices of this machine as divide its batch.
-
-        Raises:
-            InputError: the model or a field of its config is unknown here.
-        """
+        """Opens a saved bad step for as many devices of this machine as divide its batch."""
         meta = pointer.read_meta(path)
         run = _run_of(meta, str(path))
         devices = jax.devices()
@@ -140,11 +114,7 @@ class Opened:
         return cls(path, meta, build_without_data(run, make_mesh(run.mesh, devices[:count])))
 
     def examine(self) -> tuple[nan_origin.Origin, Sequence[int]]:
-        """Returns where the NaN/Inf begins, and the ids of the examples that compute it alone.
-
-        Raises:
-            InputError: the arrays or the weights that the model reads from files are others.
-        """
+        """Returns where the NaN/Inf begins, and the ids of the examples that compute it alone."""
         setup, run = self.setup, self.setup.run
         weights = weights_from_files(setup)
         same_run.check_file_weights(str(self.path), self.meta["file_weights"], checksums(weights))
@@ -190,17 +160,12 @@ class Opened:
         return origin, np.asarray(read["ids"])[list(origin.rows)].tolist()
 
     def _completed(self, state: State, weights: Mapping[str, np.ndarray]) -> State:
-        """Adds the weights that the model reads from files, which checkpoints lack."""
         extras = self.setup.target.extras | state.extras
         return with_values(dataclasses.replace(state, extras=extras), {}, weights)
 
 
 def _run_of(meta: Mapping[str, Any], source: str) -> config.Run:
-    """Builds the config that a checkpoint has recorded; neither data nor devices are needed.
-
-    Raises:
-        InputError: the model or the data are not part of jaxtrain, or fields do not fit.
-    """
+    """Builds the config that a checkpoint has recorded; neither data nor devices are needed."""
     saved = meta["config"]
     model = from_file.model_config(saved["model"], source, meta["model_file"])
     kinds = {record.short_name(kind): kind for kind in from_file.below(DataConfig)}

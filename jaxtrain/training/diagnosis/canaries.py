@@ -45,16 +45,7 @@ _ALARM_STEPS, _NEVER, _ALWAYS = 500, 0.55, 0.98
 
 
 class Canaries:
-    """Judges each validation of a run. All processes make the same calls and reach the same result.
-
-    Args:
-        run: the config.
-        definition: the model.
-        total: steps of the complete run.
-        warmup: steps of the warm-up.
-        rate: completed steps -> learning rate.
-        say: prints a warning.
-    """
+    """Judges each validation of a run. All processes make the same calls, with the same result."""
 
     def __init__(
         self,
@@ -74,13 +65,7 @@ class Canaries:
         self._last: tuple[int, dict[str, np.ndarray]] | None = None  # steps, marks
 
     def judge(self, state: State, validation: Validation, run_progress: RunProgress) -> str:
-        """Warns about a validation; returns why the run must end, or "".
-
-        Args:
-            state: which was validated.
-            validation: its results.
-            run_progress: the validations of the run, of which this is the last.
-        """
+        """Warns about a validation; returns why the run must end, or ""."""
         validations = run_progress.validations
         done = validations[-1].done
         now = jax.device_get(_marks(self._definition.trained(state.params)))
@@ -199,11 +184,7 @@ class Canaries:
 
 
 class DiscriminatorAlarm:
-    """Warns of a discriminator from which a decoder cannot learn.
-
-    Args:
-        say: prints a warning.
-    """
+    """Warns of a discriminator from which a decoder cannot learn."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

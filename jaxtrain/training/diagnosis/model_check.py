@@ -23,11 +23,7 @@ _RULES = "see jaxtrain/models/contract.py"
 
 
 def check(run: config.Run) -> None:
-    """Checks the model of a run, and that its data have the arrays that it requires.
-
-    Raises:
-        InputError: names each rule that the model breaks.
-    """
+    """Checks the model of a run, and that its data have the arrays that it requires."""
     name = from_file.name_of(run.model)
     broken = list(_of_batch(run))
     if not broken and name not in OWN:
@@ -90,7 +86,6 @@ def _of_module(model: Any) -> Iterator[str]:
 
 
 def _of_sums(function: str, sums: Any, most: int) -> Iterator[str]:
-    """Yields which metrics are not sums and weights."""
     form = "name: (sum, weight)" + (" or (sum, weight, of examples)" if most == 3 else "")
     if not isinstance(sums, dict):
         yield f"{function} returned {_kind(sums)} as metrics: it must return {{{form}}}"

@@ -50,7 +50,6 @@ class Origin:
     """Where the NaN/Inf of a step begins.
 
     Attributes:
-        text: in words.
         rows: the first examples of the batch that compute NaN/Inf alone, at most three.
         is_reproduced: whether there was a NaN/Inf at all.
     """
@@ -68,16 +67,7 @@ def examine(
     batch: Batch,
     seen: int,
 ) -> Origin:
-    """Computes the loss and the gradients of a step with checks.
-
-    Args:
-        gradients: from :func:`jaxtrain.training.step.build_gradients`.
-        mesh: over all devices.
-        params: before the step.
-        extras: likewise.
-        batch: of the step.
-        seen: examples seen before it.
-    """
+    """Computes the loss and the gradients of a step with checks."""
     whole = replicated(mesh)
     not_finite = functools.partial(_not_finite, jax.jit(_kinds, out_shardings=whole))
     for kind, arrays in (("parameter", params), ("model state", extras)):
@@ -146,9 +136,6 @@ def of_update(step: TrainStep, state: State, batch: Batch, scalars: Scalars) -> 
 
     Args:
         step: compiled; must not donate the state.
-        state: before it.
-        batch: of it.
-        scalars: of it.
     """
     following, _ = step(state, batch, scalars)
     bad = _not_finite(jax.jit(_kinds), following.params)
@@ -182,14 +169,6 @@ def _described(
     grads: Mapping[str, str],
     largest: Mapping[str, np.ndarray],
 ) -> Origin:
-    """Describes what the computation found.
-
-    Args:
-        error: the first NaN.
-        losses: "NaN" or "Inf" for the loss and each metric that has one.
-        grads: likewise, for the gradient of each parameter.
-        largest: the largest absolute value of each gradient.
-    """
     if not losses and not grads:
         name = max(largest, key=lambda name: float(largest[name]))
         if largest[name] > float(jnp.finfo(jnp.float32).max) ** 0.5:
@@ -256,7 +235,6 @@ def _shown(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Returns the first names, and the number of the others."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -270,7 +248,6 @@ def checked(step: TrainStep, rate_flag: str, keep: Callable[[State, Batch, str],
 
     Args:
         step: compiled; it must not donate the state if ``keep`` saves it.
-        rate_flag: the flag of the learning rate.
         keep: saves the state before a step with NaN/Inf and its batch, with the reason; returns
             the command that examines them, or "".
     """

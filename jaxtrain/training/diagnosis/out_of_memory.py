@@ -24,13 +24,6 @@ def explained(
 ) -> Iterator[None]:
     """Turns an out-of-memory error of the runtime into an explanation and a fix.
 
-    Args:
-        run: the config.
-        state: shapes and shardings of the state.
-        batch: shapes and dtypes of a global batch.
-        fit_command: the command that finds overrides that fit; empty for a run built in Python.
-        say: prints the lines before the error message.
-
     Raises:
         InputError: replaces the runtime's RESOURCE_EXHAUSTED.
     """

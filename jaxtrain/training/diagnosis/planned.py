@@ -33,12 +33,6 @@ def cost(setup: StepSetup, traced: jax.stages.Traced, compiled: jax.stages.Compi
 def planned(run: config.Run, step: StepCost, state_bytes: float, device: Any) -> dict[str, Any]:
     """Predicts memory and time of a step.
 
-    Args:
-        run: the config.
-        step: of the compiled program.
-        state_bytes: bytes of the state per device.
-        device: any of the run's.
-
     Returns:
         ``planned_gib``; and ``planned_step_s`` and ``planned_input_s``, the least and the most
         seconds to compute a step and to load its batch, both None for a device that is not in the

@@ -50,9 +50,7 @@ class Operation:
         kind: opcode, such as "convolution"; "" if the compiled step does not list it.
         made_by: path in the traced function, such as "transpose(jvp(...))/conv_general_dilated".
         name: readable name, such as "models/mlm.py:167 (backward) dot_general".
-        count: the number of these operations that ran.
         ms_per_step: their time per step, mean over devices.
-        share: fraction of all operations' time.
     """
 
     kind: str
@@ -64,18 +62,14 @@ class Operation:
 
 
 class _Described(NamedTuple):
-    """An instruction, described as in :class:`Operation`."""
-
     kind: str
     made_by: str
     name: str
 
 
 def span(text: str | None) -> tuple[int, int] | None:
-    """Parses ``"10:15"`` to (10, 15): the steps between which a trace is taken.
-
-    Raises:
-        InputError: the text has another form.
+    """Parses ``"10:15"`` to (10, 15), the steps between which a trace is taken, or raises
+    InputError.
     """
     if text is None:
         return None
@@ -86,11 +80,7 @@ def span(text: str | None) -> tuple[int, int] | None:
 
 
 def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[str], None]) -> None:
-    """Checks that a trace begins within the run; prints a note if a resumed run is already past it.
-
-    Raises:
-        InputError: it begins after the end.
-    """
+    """Checks that a trace begins within the run; prints a note if a resumed run is past it."""
     if steps is None:
         return
     if problem := too_late(steps, total):
@@ -116,10 +106,6 @@ class Profile:
 
     Args:
         steps: completed steps at the beginning and at the end of the trace.
-        directory: ``profile/`` of the run.
-        step: compiled.
-        say: prints a line.
-        open_phase: opens a phase by its name; its time does not count as training.
     """
 
     def __init__(
@@ -154,12 +140,7 @@ class Profile:
         return result
 
     def before_step(self, done: int, state: State) -> None:
-        """Starts the trace before its first step; it stops after its last step.
-
-        Args:
-            done: completed steps.
-            state: input of the next step.
-        """
+        """Starts the trace before its first step; it stops after its last step."""
         if done == self._steps[0] and not self._began:  # a bad step keeps `done`
             jax.block_until_ready(state)
             self._before = set(self._files())
@@ -224,15 +205,7 @@ def profiled(
     say: Callable[[str], None],
     open_phase: Phase,
 ) -> Iterator[tuple[TrainStep, Callable[[int, State], None]]]:
-    """Wraps a step with the profiler; yields the step and a function to call before each step.
-
-    Args:
-        steps: from :func:`span`; None yields the step itself and a function that does nothing.
-        directory: ``profile/`` of the run.
-        step: compiled.
-        say: prints a line.
-        open_phase: opens a phase by its name; its time does not count as training.
-    """
+    """Wraps a step with the profiler; yields the step and a function to call before each step."""
     if steps is None:
         yield step, lambda done, state: None
         return
@@ -256,10 +229,7 @@ def top_operations(
     """Returns the slowest operations, slowest first.
 
     Args:
-        times: instruction -> nanoseconds, from :func:`instruction_times`.
-        program: ``compiled.as_text()`` of the step.
         runs: how many times the program ran: traced steps, times the devices of this process.
-        count: the largest number of operations to return.
     """
     described = _described(program)
     total = sum(times.values())
@@ -279,12 +249,7 @@ def top_operations(
 
 
 def instruction_times(files: Iterable[Path], program: str) -> collections.Counter[str]:
-    """Returns instruction -> its nanoseconds, summed over steps and devices.
-
-    Args:
-        files: ``.xplane.pb`` files that the profiler of this process wrote.
-        program: ``compiled.as_text()`` of the step.
-    """
+    """Returns instruction -> its nanoseconds, summed over steps and devices."""
     opcodes = _opcodes(program)
     times: collections.Counter[str] = collections.Counter()
     with warnings.catch_warnings():
@@ -302,7 +267,6 @@ def _opcodes(program: str) -> dict[str, str]:
 
 
 def _nanoseconds(profile: ProfileData, opcodes: dict[str, str]) -> collections.Counter[str]:
-    """Returns operation -> its time, summed over devices."""
     planes = list(profile.planes)
     # A GPU's kernels have a plane of their own; a CPU's operations run in the host's threads.
     on_device = [plane for plane in planes if plane.name.startswith("/device:GPU")]
@@ -319,7 +283,6 @@ def _nanoseconds(profile: ProfileData, opcodes: dict[str, str]) -> collections.C
 
 
 def _described(program: str) -> dict[str, _Described]:
-    """Returns instruction -> its description."""
     instructions = {}
     stacks = Stacks(program)
     for text in program.splitlines():

@@ -51,9 +51,6 @@ def twice(
 
     Args:
         step: compiled; may donate the state.
-        state: before the step.
-        batch: of the step.
-        scalars: of the step.
     """
     shardings = jax.tree.map(lambda array: array.sharding, state)
     first = step(jax.device_put(state, shardings, may_alias=False), batch, scalars)
@@ -109,15 +106,10 @@ class Replay:
     """Runs a step twice; the checkpoints since the last equal results are suspect if they differ.
 
     Args:
-        step: compiled.
         devices: a description of each device, in the order of the mesh.
-        checkpoints: of the run.
         run_progress: of the run; its ``last_equal`` is the last step whose results were equal.
         done: completed steps at the start. The state there counts as right, unless an earlier
             start was sure of fewer steps.
-        await_save: waits until a save in the background is complete.
-        say: prints a line.
-        uploader: of a run in a bucket; None for one on disk.
     """
 
     def __init__(
@@ -183,7 +175,6 @@ class Replay:
         raise RunAgain(f"{why}; the state is discarded{moved}{again}")
 
     def _set_aside(self, why: str) -> str:
-        """Moves the checkpoints since the last agreement, on disk and in the bucket; process 0."""
         problem = ""
         try:
             self._checkpoints.suspect_after(self._last_equal, why)

@@ -33,10 +33,7 @@ _LEAST_STEPS = 5
 INPUT, PROGRAM, LIMIT = "input", "program", "CPU limit"
 _MEANINGS = {
     INPUT: ("waits for its data", "raise --data.workers, or check its disk and network"),
-    PROGRAM: (
-        "works between steps",
-        "check for other programs, or a slow disk on this host",
-    ),
+    PROGRAM: ("works between steps", "check for other programs, or a slow disk on this host"),
     LIMIT: (
         "is stopped by its CPU limit",
         "raise the limit of its container (docker run --cpus, a pod's limits) or cgroup (cpu.max)",
@@ -67,10 +64,8 @@ class Slow(NamedTuple):
     """A slow process.
 
     Attributes:
-        process: its number.
         kind: what it is slow at, ``INPUT``, ``PROGRAM``, or ``LIMIT``.
         own_s: seconds per step for which it does that.
-        others_s: the median of the other processes.
     """
 
     process: int
@@ -83,7 +78,6 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
     """Returns the process that delays the others most; None if none does.
 
     Args:
-        processes: what each process does, by its number.
         on_cpu: the devices are CPUs, so that a limit on a process's CPU slows them down, too.
     """
     least_s = max(_FRACTION * max(times.step for times in processes), _LEAST_S)
@@ -112,11 +106,7 @@ def slowest(processes: Sequence[Seconds], *, on_cpu: bool = False) -> Slow | Non
 
 
 class StepTimes:
-    """Measures what a process does in each step.
-
-    Args:
-        clock: monotonic clock, seconds.
-    """
+    """Measures what a process does in each step."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -173,10 +163,6 @@ def described(slow: Slow, host: str) -> str:
 
 class SlowProcesses:
     """Gathers what each process does outside of steps, and prints which one is slow, and at what.
-
-    Args:
-        mesh: over all devices.
-        say: prints a line.
 
     Attributes:
         times: receives the steps of this process.
