@@ -284,10 +284,8 @@ class Evaluate(OnDevices, Json, Precise):
     clips: Annotated[int | None, "N", _ONE] = None
     """total number of clips, spread evenly over the videos (default: one per video)"""
     lpips: _File = None
-    """also measure LPIPS, with this state dict of lpips.LPIPS, by AlexNet (net='alex') or VGG16
-    (net='vgg'), or of its linear layers"""
-    backbone: _File = None
-    """state dict of torchvision's network, if --lpips has only the linear layers"""
+    """also measure LPIPS, with this complete state dict of lpips.LPIPS, by AlexNet (net='alex') or
+    VGG16 (net='vgg')"""
     i3d: _File = None
     """also measure rFVD, the Fréchet video distance to the originals, with this state dict of
     pytorch-i3d's InceptionI3d(400)"""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_SOURCES = 3
 _VIDEO_FLAGS = (
-    *("split", "protocol", "frames", "height", "width", "clips", "lpips", "backbone", "i3d"),
+    *("split", "protocol", "frames", "height", "width", "clips", "lpips", "i3d"),
     *("worst", "engine", "ray_address", "ray_gpus", "teacher", "teacher_scaling", "report"),
 )
 _TEXT_FLAGS = ("text_field", "max_tokens", "max_examples", "rows")
@@ -98,7 +98,7 @@ def main(flags: commands.Evaluate) -> int:
             say=terminal.say,
         )
     config = evaluation.MeterConfig(
-        precision=flags.precision, **size, lpips=flags.lpips, backbone=flags.backbone, i3d=flags.i3d
+        precision=flags.precision, **size, lpips=flags.lpips, i3d=flags.i3d
     )
     meter = config.build(flags.sources) if pair is None else pair.meter(config)
     counter = video.Counter(len(clips), "clip")

@@ -101,7 +101,6 @@ def check(run: Any, metric: str | None, side: str) -> tuple[str, Literal["max", 
             "checkpoint.best_metric is None: name what is compared with --metric, such as val/loss"
         )
     mode = metrics.describe(metric, metrics.table(metrics.added_by(run.model))).better
-    mode = mode or run.checkpoint.best_mode
     if mode is None or not metric.startswith("val/"):
         raise InputError(
             f"--metric {metric}: use a validation metric that is better when larger or smaller, "

@@ -141,7 +141,7 @@ def best_mode(run: "Run") -> metrics.Mode | None:
     if run.checkpoint.best_metric is None:
         return None
     known = metrics.table(metrics.added_by(run.model))
-    return metrics.describe(run.checkpoint.best_metric, known).better or run.checkpoint.best_mode
+    return metrics.describe(run.checkpoint.best_metric, known).better
 
 
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _check_best(run: "Run") -> Iterator[str]:
             "checkpoint.best_metric",
         )
     elif metric is not None:
-        yield from _check_mode(metric, run.checkpoint.best_mode, run.model)
+        yield from _check_direction(metric, run.model)
     if metric is not None and run.loop.eval_every is None:
         yield Problem(
             f"checkpoint.best_metric {metric} needs validations, but loop.eval_every is None: set "
@@ -241,22 +241,14 @@ def _check_gates(run: "Run") -> Iterator[str]:
             )
 
 
-def _check_mode(name: str, mode: metrics.Mode | None, model: Any) -> Iterator[str]:
+def _check_direction(name: str, model: Any) -> Iterator[str]:
     known = metrics.table(metrics.added_by(model))
-    better = metrics.describe(name, known).better
-    if better is None and mode is None:
+    if metrics.describe(name, known).better is None:
         choices = [f"val/{key}" for key, metric in known.items() if metric.better]
         near = difflib.get_close_matches(name, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"did you mean {near[0]}?" if near else "use another, such as val/loss."
         yield Problem(
             f"checkpoint.best_metric {name}: it is unknown whether larger or smaller is better: "
-            f"set --checkpoint.best_mode max or min{hint}",
-            *("checkpoint.best_metric", "checkpoint.best_mode"),
-        )
-    if better is not None and mode not in (None, better):
-        larger = "larger" if better == "max" else "smaller"
-        yield Problem(
-            f"checkpoint.best_mode {mode} contradicts checkpoint.best_metric {name}: {larger} "
-            "values are better; set --checkpoint.best_mode None",
-            *("checkpoint.best_mode", "checkpoint.best_metric"),
+            f"{hint} A model names the direction of its own metrics in its method metrics",
+            "checkpoint.best_metric",
         )

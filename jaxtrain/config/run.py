@@ -235,9 +235,6 @@ class Checkpoint:
     none."""
     best_metric: str | None = None
     """Validation metric whose best checkpoint is kept, such as val/psnr. None turns it off."""
-    best_mode: Literal["max", "min"] | None = None
-    """Whether a larger (max) or a smaller (min) best_metric is better. Needed only for a metric
-    whose direction is unknown."""
 
     @property
     def every_steps(self) -> int:

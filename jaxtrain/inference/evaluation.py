@@ -244,7 +244,7 @@ class MeterConfig:
 
     Attributes:
         frames, height, width: size of a clip.
-        lpips, backbone: files with the weights for LPIPS; see :func:`lpips.measure`.
+        lpips: file with the weights for LPIPS; see :func:`lpips.measure`.
         i3d: file with the weights for rFVD; see :func:`i3d.measure`.
     """
 
@@ -253,13 +253,12 @@ class MeterConfig:
     height: int
     width: int
     lpips: Path | None = None
-    backbone: Path | None = None
     i3d: Path | None = None
 
     def absolute(self) -> "MeterConfig":
         """Returns the same for processes with other working directories."""
-        lpips, backbone, i3d = (path and path.absolute() for path in self._files())
-        return dataclasses.replace(self, lpips=lpips, backbone=backbone, i3d=i3d)
+        lpips, i3d = (path and path.absolute() for path in (self.lpips, self.i3d))
+        return dataclasses.replace(self, lpips=lpips, i3d=i3d)
 
     def build(self, sources: Sequence[Path | TrainedModel]) -> Meter:
         """Loads the models and the networks that measure."""
@@ -276,11 +275,8 @@ class MeterConfig:
         """Returns the standard measures, and LPIPS if its weights are given."""
         if not self.lpips:
             return MEASURES
-        network, distance = lpips.measure(self.lpips, self.backbone)
+        network, distance = lpips.measure(self.lpips)
         return {**MEASURES, f"lpips/{network}": distance}
-
-    def _files(self) -> tuple[Path | None, Path | None, Path | None]:
-        return self.lpips, self.backbone, self.i3d
 
 
 _Numbered = tuple[int, Clip]

@@ -240,7 +240,6 @@ ETTIN = Recipe(
     },
     own={
         "data.tokenizer_kind": "byte-level BPE, as the source's tokenizer is",
-        "data.(random|keep)_share": "BERT's shares, 10% each, which the source's masking has",
         "optim.warmdown_shape": "1 - sqrt, as in the source's later runs",
         "optim.decouple_lr": "the decay of optimizer.name decoupled_stableadamw",
     },
@@ -638,7 +637,6 @@ TAEHV = Recipe(
         "model.(encoder_width|decoder.*|time_downscale|trim|patch_size)": "TAEHV's network",
         "model.reconstruction_error": "squared, as F.mse_loss",
         "data.crops_per_clip": "decoding is the bottleneck: four squares of each decoded clip",
-        "data.(brightness|contrast|saturation|hue|blur_sigma)": "their probabilities are zero",
         "optim.warmdown_.*": "of another schedule; the decay ends at zero",
         "optim.muon.*": "see optimizer",
     },
@@ -695,7 +693,6 @@ WAN = Recipe(
         "data.(min|max)_(frame_delta|crop_scale)|data.flip|data.cl.*|data.crops_per_clip": (
             "no recipe is published"
         ),
-        "data.(brightness|contrast|saturation|hue|blur_sigma)": "their probabilities are zero",
         "optim.*": "a fine-tuning of a decoder that is good already; no published recipe",
     },
 )

@@ -36,7 +36,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def jitted(weights: Path, network: str) -> Any:
-    by, measure = lpips.measure(weights, None)
+    by, measure = lpips.measure(weights)
     assert by == network
     return jax.jit(lambda one, other: measure(one[None], other[None])[0])
 
@@ -65,16 +65,10 @@ def test_black_frames_have_a_gradient(distance: Any) -> None:
     assert np.any(grad)
 
 
-def test_linear_layers_and_backbone_may_be_in_separate_files(weights: Path, tmp_path: Path) -> None:
-    for name, arrays in (
-        ("linear", lpips_weights.linear()),
-        ("alexnet", lpips_weights.alexnet(lambda place, number: f"features.{number}")),
-    ):
-        tensor_files.write(tmp_path / f"{name}.safetensors", arrays, {})
-    _, apart = lpips.read(tmp_path / "linear.safetensors", tmp_path / "alexnet.safetensors")
-    _, whole = lpips.read(weights, None)
-    for name, array in whole.items():
-        np.testing.assert_array_equal(apart[name], array)
+def test_a_file_of_only_the_linear_layers_says_how_to_save_all(tmp_path: Path) -> None:
+    tensor_files.write(tmp_path / "linear.safetensors", lpips_weights.linear(), {})
+    with pytest.raises(InputError, match=r"torch.save\(lpips.LPIPS\(net='alex'\).state_dict\(\)"):
+        lpips.read(tmp_path / "linear.safetensors")
 
 
 def model(weights: Path, **more: Any) -> video_ae.Config:

@@ -18,7 +18,7 @@ from jaxtrain.training import run_summary
 
 RUN = config.named("demo")
 PYTHON = "python -m jaxtrain.main"
-TYPED = ["--config", "demo", "--loop.steps=8", "--data.blur_sigma", "0.1", "1.0", "--debug"]
+TYPED = ["--config", "demo", "--loop.steps=8", "--data.crop", "32", "48", "--debug"]
 DIRECTORY = Path("/runs/my run")
 
 
@@ -93,13 +93,13 @@ def test_each_command_has_each_flag_once() -> None:
     on, own = said()[-2:]
     again = "--output-dir '/runs/my run' --resume latest"
     kept = f"{PYTHON} train demo"
-    blur = "--data.blur_sigma 0.1 1.0"
-    assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 512"
-    assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
+    crop = "--data.crop 32 48"
+    assert on == f"resume for longer: {kept} {crop} {again} --loop.steps 512"
+    assert own == f"train on your own data: {kept} --loop.steps 8 {crop} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
     assert said(arguments=typed_again)[-2] == on
     assert run_summary.resume_command(PYTHON, typed_again, DIRECTORY) == (
-        f"{kept} --loop.steps 9 {blur} {again}"
+        f"{kept} --loop.steps 9 {crop} {again}"
     )
 
 

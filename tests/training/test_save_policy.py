@@ -169,8 +169,6 @@ def test_a_model_names_the_direction_of_its_own_metric() -> None:
     assert config.best_mode(run) == "max"
     unknown = dataclasses.replace(run, model=RUN.model)
     assert config.best_mode(unknown) is None
-    settings = dataclasses.replace(settings, best_mode="min")
-    assert config.best_mode(dataclasses.replace(unknown, checkpoint=settings)) == "min"
 
 
 def test_patience_counts_validations_without_improvement() -> None:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
+# How far each of the first four moves from its middle, and the range of the fifth, whose largest
+# value the blur kernel on the device spans (LARGEST_SIGMA in models/video_ae/augment.py).
+_JITTER = (0.15, 0.15, 0.15, 0.08)
+SIGMAS = (0.1, 2.0)
 _CACHED = ("_ends", "_last")
 _DRAWS = 12  # uniform numbers that every training example draws, whether it needs them or not
 
@@ -300,17 +304,16 @@ class Clips:
     def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
         """Returns the parameters of jitter and blur, from six uniform numbers."""
         config = self.config
-        amounts = (config.brightness, config.contrast, config.saturation, config.hue)
         jitter = IDENTITY[:4]
         if draws[0] < config.jitter_probability:
             jitter = tuple(
                 middle + amount * (2 * draw - 1)
-                for middle, amount, draw in zip(IDENTITY[:4], amounts, draws[1:5], strict=True)
+                for middle, amount, draw in zip(IDENTITY[:4], _JITTER, draws[1:5], strict=True)
             )
         # One number decides whether to blur and, rescaled, how much.
         sigma = 0.0
-        if config.blur_sigma is not None and draws[5] < config.blur_probability:
-            low, high = config.blur_sigma
+        if draws[5] < config.blur_probability:
+            low, high = SIGMAS
             sigma = low + (high - low) * draws[5] / config.blur_probability
         return (*jitter, sigma)
 

@@ -27,10 +27,6 @@ from jaxtrain.jobs import cache
 from jaxtrain.storage import addresses, disks
 from jaxtrain.storage.atomic import expanded
 
-# The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
-LARGEST_SIGMA = 2.0
-_Sigma = Annotated[float, bounds.Bounds(above=0, most=LARGEST_SIGMA)]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(DataConfig):
@@ -106,21 +102,12 @@ class Config(DataConfig):
     max_crop_scale: Annotated[float, bounds.Bounds(above=0)] = 1.0
     """Largest side length of this part, as such a fraction; more than 1 requires crop."""
     jitter_probability: bounds.ClosedFraction = 0.0
-    """Fraction of training clips that the encoder sees with color jitter. The target has none, so
-    the model learns to remove it."""
-    brightness: bounds.ClosedFraction = 0.15
-    """Brightness jitter: the factor is between 1 - brightness and 1 + brightness."""
-    contrast: bounds.ClosedFraction = 0.15
-    """Contrast jitter: the factor is between 1 - contrast and 1 + contrast."""
-    saturation: bounds.ClosedFraction = 0.15
-    """Saturation jitter: the factor is between 1 - saturation and 1 + saturation."""
-    hue: Annotated[float, bounds.Bounds(least=0, most=0.5)] = 0.08
-    """Hue jitter: the shift is between -hue and +hue, in full turns."""
+    """Fraction of training clips that the encoder sees with color jitter: brightness, contrast, and
+    saturation by up to 15%, hue by up to 0.08 turns. The target has none, so the model learns to
+    remove it."""
     blur_probability: bounds.ClosedFraction = 0.0
-    """Fraction of training clips that the encoder sees blurred. The target is not, so the model
-    learns to sharpen."""
-    blur_sigma: tuple[_Sigma, _Sigma] | None = (0.1, 2.0)
-    """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
+    """Fraction of training clips that the encoder sees blurred, with a Gaussian sigma of 0.1 to 2
+    pixels. The target is not, so the model learns to sharpen."""
 
     @property
     def block(self) -> int:
@@ -152,11 +139,6 @@ class Config(DataConfig):
                 f"data.clips_per_video={self.clips_per_video} must be 1 with data.windows=fixed, "
                 "because an epoch has each fixed clip once: set --data.clips_per_video 1",
                 about=("data.clips_per_video", "data.windows"),
-            )
-        if self.blur_sigma is not None and self.blur_sigma[0] > self.blur_sigma[1]:
-            raise InputError(
-                f"data.blur_sigma={self.blur_sigma}: use the smallest sigma, then the largest",
-                about="data.blur_sigma",
             )
 
     def training_model(self, model: Any) -> Any:

@@ -5,7 +5,7 @@ A section is None if its loss is off, so that no loss has a weight without its i
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -144,9 +144,7 @@ class Perceptual(Later):
     section = "model.perceptual"
 
     weights: str
-    """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
-    backbone: str | None = None
-    """File with the state dict of torchvision's AlexNet, if weights has only the linear layers."""
+    """File with the complete state dict of `lpips.LPIPS(net="alex")`."""
     weight: bounds.Weight = 0.1
     """Weight of the mean distance between a frame and its reconstruction; 0 only measures it."""
 
@@ -160,6 +158,10 @@ class Adversary(Later):
     """
 
     section = "model.adversary"
+    # AdamW's betas, and its decay except of norms, for the discriminator: Seraena's.
+    b1: ClassVar[float] = 0.9
+    b2: ClassVar[float] = 0.99
+    weight_decay: ClassVar[float] = 0.01
 
     weight: bounds.Positive = 0.5
     """Weight of the mean squared distance between frames and corrected frames."""
@@ -172,12 +174,5 @@ class Adversary(Later):
     multiple of a microbatch's windows fills the buffer evenly and needs no communication."""
     peak_lr: bounds.Positive = 3e-4
     """Learning rate of the discriminator, which is constant."""
-    b1: bounds.Fraction = 0.9
-    """AdamW beta1 of the discriminator."""
-    b2: bounds.Fraction = 0.99
-    """AdamW beta2 of the discriminator."""
-    weight_decay: bounds.Weight = 0.01
-    """AdamW weight decay of the discriminator per step, multiplied by its learning rate; not
-    applied to the scales and shifts of its norms."""
     max_grad_norm: bounds.Positive | None = 1.0
     """Gradient clipping of the discriminator: the largest global norm. None turns it off."""

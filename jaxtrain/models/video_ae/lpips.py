@@ -136,26 +136,17 @@ class Lpips(nnx.Module):
         return features
 
 
-def read(
-    weights: Path, backbone: Path | None, network: str | None = None
-) -> tuple[str, dict[str, np.ndarray]]:
+def read(weights: Path, network: str | None = None) -> tuple[str, dict[str, np.ndarray]]:
     """Reads the weights, keyed by their dotted path inside :class:`Lpips`.
 
     Args:
-        weights: state dict of ``lpips.LPIPS(net="alex")`` or ``net="vgg"``, complete or only its
-            linear layers.
-        backbone: state dict of torchvision's network; required if `weights` has only the linear
-            layers.
+        weights: complete state dict of ``lpips.LPIPS(net="alex")`` or ``net="vgg"``.
         network: the only network that is allowed; None is the one of the file.
 
     Returns:
         The network, a key of :data:`NETWORKS`, and its weights.
     """
     tensors, _ = tensor_files.read(weights)
-    source = str(weights)
-    if backbone is not None:
-        tensors |= tensor_files.read(backbone)[0]
-        source = f"{weights} with {backbone}"
     # The second of the linear layers has 192 channels for AlexNet, 128 for VGG16.
     second = tensors.get(_linear(1))
     name = "vgg" if second is not None and second.shape == (1, 128, 1, 1) else "alex"
@@ -163,17 +154,17 @@ def read(
         raise InputError(f"{weights} has LPIPS by {name}, but this takes {network}: pass that file")
     expected = shapes_of(lambda: Lpips(name), FromFile)
     cure = (
-        "LPIPS needs the state dict of lpips.LPIPS(net='alex') or net='vgg', or its linear layers "
-        "with torchvision's network beside them (backbone)"
+        "LPIPS needs the complete state dict of lpips.LPIPS, and not only its linear layers: "
+        f"save it with torch.save(lpips.LPIPS(net='{name}').state_dict(), 'lpips.pth')"
     )
-    return name, _table(name, apart=backbone is not None).inward(tensors, expected, source, cure)
+    return name, _table(name).inward(tensors, expected, str(weights), cure)
 
 
-def _table(network: str, *, apart: bool) -> WeightTable:
-    """Returns the names in LPIPS's file, or in a file of its linear layers and torchvision's."""
+def _table(network: str) -> WeightTable:
+    """Returns the names in LPIPS's file."""
     rows = []
     for number, layer in enumerate(NETWORKS[network]):
-        place = f"features.{layer.number}" if apart else f"net.slice{layer.part}.{layer.number}"
+        place = f"net.slice{layer.part}.{layer.number}"
         rows += [
             Row(f"{place}.weight", f"kernels.{number}", KERNEL),
             Row(f"{place}.bias", f"biases.{number}"),
@@ -189,7 +180,7 @@ def _linear(number: int) -> str:
 
 
 def measure(
-    weights: Path, backbone: Path | None
+    weights: Path,
 ) -> tuple[str, Callable[[jax.Array, jax.Array], jax.Array]]:
     """Returns a network, and a function that computes its distance of each frame of two videos.
 
@@ -198,7 +189,7 @@ def measure(
     Raises:
         InputError: see :func:`read`; the returned function raises it for frames that are too small.
     """
-    network, values = read(weights, backbone)
+    network, values = read(weights)
     graph, variables = nnx.split(nnx.eval_shape(lambda: Lpips(network)))
     leaves = [
         (path, leaf.replace(jnp.asarray(values[".".join(map(str, path))])))

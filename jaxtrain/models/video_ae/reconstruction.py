@@ -162,17 +162,16 @@ class ReconstructionConfig(ModelConfig):
         """Returns why this model cannot be trained: missing files."""
         problems: list[str] = []
         if self.perceptual is not None:
-            for name in ("weights", "backbone"):
-                path = getattr(self.perceptual, name)
-                if path is not None and not os.path.exists(expanded(path)):
-                    problems.append(
-                        Problem(
-                            f"model.perceptual.{name}={path}: no such file; pass a state dict "
-                            "(.safetensors or .pth), or set --model.perceptual None",
-                            f"model.perceptual.{name}",
-                            "model.perceptual",
-                        )
+            file = self.perceptual.weights
+            if not os.path.exists(expanded(file)):
+                problems.append(
+                    Problem(
+                        f"model.perceptual.weights={file}: no such file; pass a state dict "
+                        "(.safetensors or .pth), or set --model.perceptual None",
+                        "model.perceptual.weights",
+                        "model.perceptual",
                     )
+                )
         if self.teacher is not None and self.teacher.network is not None:
             path = self.teacher.weights
             if path is None or not os.path.isdir(expanded(path)):
@@ -192,12 +191,7 @@ class ReconstructionConfig(ModelConfig):
         """Reads the weights of LPIPS and of the teacher, by dotted path in the module."""
         found: dict[str, np.ndarray] = {}
         if self.perceptual is not None:
-            backbone = self.perceptual.backbone
-            _, arrays = lpips.read(
-                expanded(self.perceptual.weights),
-                None if backbone is None else expanded(backbone),
-                "alex",
-            )
+            _, arrays = lpips.read(expanded(self.perceptual.weights), "alex")
             found |= {f"lpips.{name}": array for name, array in arrays.items()}
         sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
         if self.teacher is not None and sizes is not None:

@@ -22,7 +22,7 @@ from jaxtrain.training import step_setup
 from jaxtrain.training.model_flops import model_flops
 
 MODEL = video_ae.Config(frames=2, height=64, width=96)
-PLAIN: dict[str, Any] = {"flip": False, "jitter_probability": 0.0, "blur_sigma": None}
+PLAIN: dict[str, Any] = {"flip": False, "jitter_probability": 0.0}
 
 
 def _ramp(height: int, width: int, *, down: bool = False) -> np.ndarray:
