@@ -100,17 +100,21 @@ def config_fields() -> str:
     for name in (*names, "a6000_medium"):
         for one in config_help.sections(config.named(name)):
             seen.setdefault((one.name, one.kind), one._replace(value=None))
-    parts = []
+    parts, rows_of = [], dict[tuple[str, str], list[tuple[str, ...]]]()
     for (name, kind), section in sorted(seen.items(), key=lambda item: _place(item[0])):
         owner = _OWNERS.get(kind.__module__, "") if name in ("model", "data") else ""
         if owner == "text":
             owner = f"text for {'causal' if kind.__name__ == 'Causal' else 'masked'} models"
-        rows = (
+        rows = [
             (f"`{one.name}`", f"`{one.takes}`", one.text, f"`{one.default}`")
             for one in config_help.described(section)
             if one.name not in _SECTIONS
-        )
+        ]
         summary = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+        if shown := rows_of.setdefault((name, kind.__module__), []):  # the other kind of text
+            rows = [row for row in rows if row not in shown]
+            summary += " Its other fields are those of the table above."
+        shown += rows
         heading = f"## {name}{owner and ', '}{owner}"
         parts.append(
             f"{heading}\n\n{summary}\n\n{table(('field', 'value', 'meaning', 'default'), rows)}"
