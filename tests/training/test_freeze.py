@@ -49,7 +49,6 @@ def test_decoder_only_training_leaves_the_encoder_as_it_was() -> None:
     stepper = toy.stepper(tiny, fsdp=2, batch_size=2)
     batch = {
         "video": np.random.default_rng(0).integers(0, 256, stepper.spec["video"].shape, np.uint8),
-        "augment": np.tile(np.float32([1, 1, 1, 0, 0]), (2, 1)),
         "weight": np.ones(2, np.float32),
     }
     found = changed(stepper, batch)

@@ -152,8 +152,8 @@ class Config(DataConfig):
     def augments(self) -> bool:
         """Whether the colors of any training clip are changed, or blurred.
 
-        If not, the step leaves out the operations, which took a third of the step of ``demo`` on a
-        CPU.
+        If not, the step has none of these operations, which took a third of the step of ``demo`` on
+        a CPU.
         """
         return self.windows == "random" and self.jitter_probability + self.blur_probability > 0
 
