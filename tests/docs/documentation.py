@@ -343,7 +343,7 @@ def test_error_messages_in_troubleshooting_are_those_of_the_code() -> None:
     missing = [
         f"{piece!r} of {heading!r}"
         for heading in headings
-        for piece in heading.split("...")
+        for piece in (part.removeprefix(": ") for part in heading.split("..."))
         if len(piece) > 3 and not any(piece in text for text in texts)
     ]
     assert not missing, "\n".join(missing)
