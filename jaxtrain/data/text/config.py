@@ -33,7 +33,7 @@ class Masked(Text):
     form = "sentences"
 
     # Fractions of the tokens to predict that become a random token, and that stay unchanged; the
-    # others become [MASK]. BERT's (https://arxiv.org/abs/1810.04805), which ModernBERT kept.
+    # others become [MASK]: BERT's (https://arxiv.org/abs/1810.04805).
     random_share: ClassVar[float] = 0.1
     keep_share: ClassVar[float] = 0.1
 

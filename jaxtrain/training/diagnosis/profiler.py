@@ -68,9 +68,7 @@ class _Described(NamedTuple):
 
 
 def span(text: str | None) -> tuple[int, int] | None:
-    """Parses ``"10:15"`` to (10, 15), the steps between which a trace is taken, or raises
-    InputError.
-    """
+    """Parses ``"10:15"`` to (10, 15), the steps between which a trace is taken."""
     if text is None:
         return None
     first, _, last = text.partition(":")
