@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.models.video_ae import network, timing
+from jaxtrain.models.reconstruction import timing
+from jaxtrain.models.video_ae import network
 
 _POOLS = (2, 2, 1)
 _GROWS = (1, 2, 2)

@@ -136,9 +136,10 @@ _OWNERS = {
 _SECTIONS = ("run", "model", "data", "optim", "mesh", "loop", "checkpoint")
 
 
-def _place(section: tuple[str, type[object]]) -> tuple[int, str, str]:
+def _place(section: tuple[str, type[object]]) -> tuple[int, bool, str, str]:
     name, kind = section
-    return _SECTIONS.index(name.partition(".")[0]), kind.__module__, name
+    place = _SECTIONS.index(name.partition(".")[0])
+    return place, kind.__module__ not in _OWNERS, kind.__module__, name
 
 
 def configs() -> str:

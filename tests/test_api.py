@@ -16,7 +16,7 @@ import program
 import pytest
 from checkpoint import small_checkpoint
 from data.text import small_text
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 import jaxtrain
 from jaxtrain import comparison

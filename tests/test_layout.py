@@ -239,7 +239,7 @@ CHOSEN = {
     "cli/command_line.py run": "commands.TABLE",
     "models/from_file.py config_class": "the modules in the package's own folder",
     "models/video_ae/config.py Config.comfyui_name": "names in the table _COMFYUI",
-    "models/video_ae/streaming.py _step": "names in its callers",
+    "models/reconstruction/streaming.py _step": "names in its callers",
     "ops/attention.py reproducible_gradients": _LITERAL,
     "inference/export_check.py _of_diffusers": "diffusers_class of the model's class",
     "inference/export_check.py _of_taehv": "the file that --reference names on the command line",

@@ -16,7 +16,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference import export_check, load
 from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file, video_ae
-from jaxtrain.models.video_ae import network, timing
+from jaxtrain.models.reconstruction import timing
+from jaxtrain.models.video_ae import network
 from jaxtrain.storage import atomic, tensor_files
 from jaxtrain.training import state_size
 

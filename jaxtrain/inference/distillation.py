@@ -21,8 +21,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference.evaluation import ClipMetrics, Drawn, Measure, Meter, Result, defined
 from jaxtrain.inference.teachers import Teacher
 from jaxtrain.inference.video import Autoencoder
-from jaxtrain.models.video_ae import quality, samples
-from jaxtrain.models.video_ae.timing import Timing
+from jaxtrain.models.reconstruction import quality, samples
+from jaxtrain.models.reconstruction.timing import Timing
 
 CELLS = ("teacher > teacher", "student > teacher", "teacher > student", "student > student")
 """Encoder > decoder."""

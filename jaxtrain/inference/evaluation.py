@@ -21,12 +21,12 @@ from flax import nnx
 from jaxtrain.config import Precision
 from jaxtrain.data.video.evaluation_clips import Clip
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import frechet, intervals
+from jaxtrain.inference import frechet, i3d, intervals
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.jobs import engines, resumable
-from jaxtrain.models.video_ae import i3d, lpips, quality, samples
+from jaxtrain.models.reconstruction import lpips, quality, samples
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
 """(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or

@@ -22,10 +22,12 @@ from jaxtrain import config, versions
 from jaxtrain.checkpoint import pointer
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
+from jaxtrain.inference import taesd_network
 from jaxtrain.interop import hub
-from jaxtrain.models import from_file, taesd_network, wan_network
+from jaxtrain.models import from_file
+from jaxtrain.models.reconstruction.timing import Timing, Trim
 from jaxtrain.models.video_ae import network
-from jaxtrain.models.video_ae.timing import Timing, Trim
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.sharding import batch_sharding, make_mesh, replicated
 from jaxtrain.storage import tensor_files
 from jaxtrain.storage.atomic import read_json

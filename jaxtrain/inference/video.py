@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxtrain.config import Precision, to_dict
 from jaxtrain.inference import load
-from jaxtrain.models.video_ae import streaming
+from jaxtrain.models.reconstruction import streaming
 
 _AHEAD = 2  # results by which the device may be ahead of the host
 

@@ -1,8 +1,8 @@
 """Wan's video autoencoders, versions 2.1 and 2.2, to train: diffusers' ``AutoencoderKLWan``.
 
 Usually only the decoder is trained: a diffusion model for the latents then keeps working. The
-network is :mod:`.wan_network`; clips, losses and metrics are those of all video autoencoders
-(:mod:`.video_ae.reconstruction`).
+network is :mod:`.wan.network`; clips, losses and metrics are those of all video autoencoders
+(:mod:`.reconstruction`).
 
 A clip of 4 n + 1 frames has n + 1 latents. Encoder and decoder process the first one and then
 `chunk` latents at a time, with exact gradients, so that long clips fit (`remat chunk`).
@@ -22,17 +22,17 @@ from flax import nnx
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.models import wan_network, wan_slicing
 from jaxtrain.models.contract import Tensors
-from jaxtrain.models.video_ae.losses import Channels, Teacher
-from jaxtrain.models.video_ae.reconstruction import (
+from jaxtrain.models.reconstruction.losses import Channels, Teacher
+from jaxtrain.models.reconstruction.reconstruction import (
     Frames,
     Reconstruction,
     ReconstructionConfig,
     Side,
 )
-from jaxtrain.models.video_ae.timing import Timing
-from jaxtrain.models.wan_network import TIME_FACTOR, Architecture, Memory, Version
+from jaxtrain.models.reconstruction.timing import Timing
+from jaxtrain.models.wan import network, slicing
+from jaxtrain.models.wan.network import TIME_FACTOR, Architecture, Memory, Version
 from jaxtrain.models.weight_table import WeightTable
 
 Numbers = tuple[float, ...]
@@ -116,7 +116,7 @@ class Config(ReconstructionConfig):
 
     in_weights = ("version", "latent_channels", "encoder_width", "decoder_width")
     not_in_weights = (("latents_mean", "mean"), ("latents_std", "deviation"))
-    diffusers_class = wan_network.CLASS
+    diffusers_class = network.CLASS
     guessable = False
 
     frames: Frames
@@ -219,7 +219,7 @@ class Config(ReconstructionConfig):
     def sizes(self) -> Architecture:
         """Returns the sizes of the network."""
         return dataclasses.replace(
-            wan_network.VERSIONS[self.version],
+            network.VERSIONS[self.version],
             width=self.encoder_width,
             decoder_width=self.decoder_width,
             latent_channels=self.latent_channels,
@@ -256,24 +256,22 @@ class Config(ReconstructionConfig):
 
     def weight_tables(self) -> tuple[WeightTable, ...]:
         """Returns Wan's own names, and those of diffusers; the discriminator has none."""
-        return tuple(
-            wan_network.table(self.sizes, decodes=True, own=own)[0] for own in (True, False)
-        )
+        return tuple(network.table(self.sizes, decodes=True, own=own)[0] for own in (True, False))
 
     @classmethod
     def recognizes(cls, tensors: Tensors) -> bool:
         """Returns whether the arrays have Wan's own names."""
-        return wan_network.sizes_of(tensors) is not None
+        return network.sizes_of(tensors) is not None
 
     @classmethod
     def guess(cls, tensors: Tensors, source: str) -> "Config":
         """Infers the config from a file with Wan's own names; the clip size is arbitrary."""
-        sizes = wan_network.sizes_of(tensors)
+        sizes = network.sizes_of(tensors)
         if sizes is None or len(PUBLISHED[sizes.version][0]) != sizes.latent_channels:
             raise InputError(
                 f"{source}: the mean and deviation of the latents do not follow from its "
                 f"{len(tensors)} arrays: pass the folder that has them together with their "
-                f"{wan_network.SETTINGS}"
+                f"{network.SETTINGS}"
             )
         return cls._of(sizes, source)
 
@@ -295,7 +293,7 @@ class Config(ReconstructionConfig):
             raise InputError(f"{source}: {error}") from error
 
     def slicer(self, theirs: Any, source: str) -> Callable[[Tensors], dict[str, np.ndarray]] | None:
-        """Returns what keeps the channels that rebuild the others best (:mod:`.wan_slicing`).
+        """Returns what keeps the channels that rebuild the others best (:mod:`.wan.slicing`).
 
         None for other networks, and for one of equal widths.
         """
@@ -327,16 +325,16 @@ class Config(ReconstructionConfig):
                     about=(f"model.{field}", "model.freeze"),
                 )
         sizes = theirs.sizes, self.sizes
-        return functools.partial(wan_slicing.sliced, *sizes) if narrow else None
+        return functools.partial(slicing.sliced, *sizes) if narrow else None
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the config.json of diffusers."""
-        return wan_network.to_settings(self.sizes, self.mean, self.deviation)
+        return network.to_settings(self.sizes, self.mean, self.deviation)
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
         """Reads a config.json of diffusers; the clip size is arbitrary."""
-        sizes, (mean, deviation) = wan_network.from_settings(content, source)
+        sizes, (mean, deviation) = network.from_settings(content, source)
         statistics = {"latents_mean": tuple(mean), "latents_std": tuple(deviation)}
         return cls._of(sizes, source, **statistics)
 
@@ -354,10 +352,10 @@ class WanAutoencoder(Reconstruction):
         self.patch_size, self.chunk = config.sizes.patch_size, config.chunk
         self.recomputes_chunks = config.remat == "chunk"
         self.mean, self.deviation = config.mean, config.deviation
-        self.encoder = wan_network.Encoder(config.sizes)
-        self.decoder = wan_network.Decoder(config.sizes)
+        self.encoder = network.Encoder(config.sizes)
+        self.decoder = network.Decoder(config.sizes)
         for part in (self.encoder, self.decoder):
-            wan_network.start(part, rngs, "none" if config.remat == "none" else "block")
+            network.start(part, rngs, "none" if config.remat == "none" else "block")
         super().__init__(config, rngs)
 
     def encode(self, video_BTHW3: jax.Array) -> jax.Array:
@@ -375,14 +373,14 @@ class WanAutoencoder(Reconstruction):
 
     def decode_with_features(self, latents_BLhwZ: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         """Implements :meth:`Reconstruction.decode_with_features`."""
-        step = wan_network.Decoder.step_with_features
+        step = network.Decoder.step_with_features
         latents = self._input(latents_BLhwZ)
         patches, features = self._coded(self.decoder, latents, self.chunk, step=step)
         return self._video(patches), features
 
     def first_features(self, latents_BLhwZ: jax.Array) -> jax.Array:
         """Implements :meth:`Reconstruction.first_features`."""
-        latents, step = self._input(latents_BLhwZ), wan_network.Decoder.middle
+        latents, step = self._input(latents_BLhwZ), network.Decoder.middle
         return jnp.asarray(self._coded(self.decoder, latents, self.chunk, step=step))
 
     def encode_next(self, video_BTHW3: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
@@ -405,19 +403,19 @@ class WanAutoencoder(Reconstruction):
 
     def _coded(self, coder: Any, x_BTHWC: jax.Array, size: int | None, step: Any = None) -> Any:
         recompute = self.recomputes_chunks
-        return wan_network.in_chunks(coder, x_BTHWC, size, recompute=recompute, step=step)
+        return network.in_chunks(coder, x_BTHWC, size, recompute=recompute, step=step)
 
     def _patches(self, video_BTHW3: jax.Array) -> jax.Array:
-        return wan_network.to_patches(video_BTHW3, self.patch_size, self._dtype)
+        return network.to_patches(video_BTHW3, self.patch_size, self._dtype)
 
     def _latents(self, moments_BLhwM: jax.Array) -> jax.Array:
-        return wan_network.normalized(moments_BLhwM, *self._statistics)
+        return network.normalized(moments_BLhwM, *self._statistics)
 
     def _input(self, latents_BLhwZ: jax.Array) -> jax.Array:
-        return wan_network.denormalized(latents_BLhwZ, *self._statistics).astype(self._dtype)
+        return network.denormalized(latents_BLhwZ, *self._statistics).astype(self._dtype)
 
     def _video(self, patches_BTHWC: jax.Array) -> jax.Array:
-        return wan_network.to_pixels(patches_BTHWC, self.patch_size)
+        return network.to_pixels(patches_BTHWC, self.patch_size)
 
     @property
     def _statistics(self) -> tuple[jax.Array, jax.Array]:

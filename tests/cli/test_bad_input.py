@@ -9,7 +9,7 @@ import av
 import pytest
 import safetensors.numpy
 from data.video import sample_videos
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.data.video import pieces, sets

@@ -14,7 +14,7 @@ import safetensors
 import safetensors.numpy
 from cli.cluster_here import ClusterHere
 from data.video import sample_videos
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line

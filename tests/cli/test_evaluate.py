@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 from cli.cluster_here import ClusterHere
 from data.video import sample_videos
-from models import lpips_weights, small_autoencoder
+from models.reconstruction import lpips_weights
+from models.video_ae import small_autoencoder
 from PIL import Image
 
 from jaxtrain import main
 from jaxtrain.cli import command_line, evaluate
 from jaxtrain.data.video import evaluation_clips
 from jaxtrain.errors import InputError
-from jaxtrain.inference import protocols
+from jaxtrain.inference import i3d, protocols
 from jaxtrain.interop import weights
 from jaxtrain.jobs import engines
-from jaxtrain.models.video_ae import i3d, quality
+from jaxtrain.models.reconstruction import quality
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
 SIZE = ["--frames", "8", "--height", "16", "--width", "24"]

@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 from data.video import sample_videos
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line
@@ -15,7 +15,7 @@ from jaxtrain.data.video import reader, writing
 from jaxtrain.data.video import reading as video_reading
 from jaxtrain.errors import InputError
 from jaxtrain.inference import video as autoencoding
-from jaxtrain.models.video_ae import timing
+from jaxtrain.models.reconstruction import timing
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 from flax import nnx
-from models import small_autoencoder
 from models.small_params import random_params, write_run
+from models.video_ae import small_autoencoder
 
 from jaxtrain import main, versions
 from jaxtrain.errors import InputError

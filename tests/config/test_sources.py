@@ -608,7 +608,7 @@ TAEHV = Recipe(
     ignored={
         "dataset_path|n_demo": "the user's videos, and what is shown",
         "device|ref_dtype|dtype|amp|seraena.use_amp": _SYSTEM,
-        "seraena.context": "tests/models/test_adversary.py",
+        "seraena.context": "tests/models/reconstruction/test_adversary.py",
     },
     differs={
         "train_encoder": ("model.freeze", (), "both train, without a teacher"),

@@ -91,7 +91,7 @@ def _write_videos(place: Path) -> None:
     sample_videos.write(place / "video.mp4", frames, g="4")
     sample_videos.write(place / "video.mkv", frames, codec="ffv1", pix_fmt="bgr0")
     sample_videos.write(place / "video.webm", frames, codec="libvpx")
-    from models import small_autoencoder
+    from models.video_ae import small_autoencoder
 
     small_autoencoder.with_sound(place / "sound.mp4", frames, 0.3)
     with tarfile.open(place / "videos.tar", "w", format=tarfile.PAX_FORMAT) as tar:
@@ -128,7 +128,7 @@ def _write_models(place: Path) -> None:
     import numpy as np
     import safetensors.numpy
     from flax import nnx
-    from models import small_autoencoder
+    from models.video_ae import small_autoencoder
 
     from jaxtrain import main
     from jaxtrain.data.text import byte_level, specials, tokenizer

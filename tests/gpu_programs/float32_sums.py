@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from gpu_programs.described_gpus import h100s
-from models import lpips_weights
+from models.reconstruction import lpips_weights
 
 from jaxtrain import config
 from jaxtrain.ops import per_device

@@ -7,15 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import small_autoencoder, taesd_weights
+from inference import taesd_weights
+from models.video_ae import small_autoencoder
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import distillation, evaluation, teachers
+from jaxtrain.inference import distillation, evaluation, taesd_network, teachers
 from jaxtrain.inference.distillation import AGAINST_TEACHER, StudentMetrics
 from jaxtrain.inference.video import Autoencoder
 from jaxtrain.interop import weights
-from jaxtrain.models import taesd_network, wan_vae
-from jaxtrain.models.video_ae.timing import Timing
+from jaxtrain.models import wan_vae
+from jaxtrain.models.reconstruction.timing import Timing
 
 MODEL = small_autoencoder.config()
 FRAMES, HEIGHT, WIDTH = 8, 48, 48

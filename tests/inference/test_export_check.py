@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 from jaxtrain.errors import InputError
 from jaxtrain.inference import export_check

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.autoencoders import autoencoder_kl_wan
-from models import wan_weights
+from models.wan import wan_weights
 
 from jaxtrain.errors import InputError
 from jaxtrain.inference import export_check
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import wan_network
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.training.state import ModelDefinition
 
 pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn

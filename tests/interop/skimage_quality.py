@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from skimage import metrics
 
-from jaxtrain.models.video_ae import quality
+from jaxtrain.models.reconstruction import quality
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.2])

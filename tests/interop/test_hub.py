@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import hub, model_card

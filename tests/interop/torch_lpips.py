@@ -17,7 +17,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import test_lpips as ours
-from models import lpips_weights
+from models.reconstruction import lpips_weights
 
 
 def torch_lpips(one: np.ndarray, other: np.ndarray, network: str) -> np.ndarray:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import taesd_weights
+from inference import taesd_weights
 from torch import nn
 
-from jaxtrain.models import taesd_network
+from jaxtrain.inference import taesd_network
 from jaxtrain.storage import tensor_files
 
 pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn

@@ -1,7 +1,7 @@
 """Weights to and from PyTorch files, and ``export --reference``.
 
 What the arrays compute is compared with the reference's outputs in
-tests/models/test_video_ae_weights.py.
+tests/models/video_ae/test_weights.py.
 
 Run by name: ``python -m pytest tests/interop/torch_weights.py``; requires the extra ``interop``.
 The file's name keeps it out of the ordinary suite.
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cli.test_weights_commands import FIXTURES, published
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 from torch import nn
 
 from jaxtrain import main

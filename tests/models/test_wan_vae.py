@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import wan_weights
+from models.wan import wan_weights
 from training import toy
 
 from jaxtrain import config, main
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import from_file, wan_network, wan_vae
-from jaxtrain.models.video_ae import streaming
+from jaxtrain.models import from_file, wan_vae
+from jaxtrain.models.reconstruction import streaming
+from jaxtrain.models.wan import network
 from jaxtrain.storage import tensor_files
 from jaxtrain.training.state import ModelDefinition
 
@@ -73,7 +74,7 @@ def test_statistics_are_the_published_ones_if_the_channels_are() -> None:
     assert OLD.mean == wan_vae.PUBLISHED["wan2.1"][0]
     assert (TINY.mean, TINY.deviation) == ((0.0,) * 4, (1.0,) * 4)
     full = config.named("wan2_2_decoder_h100_8").model
-    assert full.sizes == wan_network.VERSIONS["wan2.2"]
+    assert full.sizes == network.VERSIONS["wan2.2"]
     assert (full.mean, full.deviation) == wan_vae.PUBLISHED["wan2.2"]
 
 
@@ -161,7 +162,7 @@ def test_a_folder_is_read_and_written_as_it_was(folder: Path, tmp_path: Path) ->
 def test_a_folder_of_other_sizes_is_refused_with_all_flags(tmp_path: Path) -> None:
     """The statistics, one number per channel, differ too; those of wan2.1 are its default."""
     mean, deviation = wan_vae.PUBLISHED["wan2.1"]
-    settings = wan_network.to_settings(wan_network.VERSIONS["wan2.1"], mean, deviation)
+    settings = network.to_settings(network.VERSIONS["wan2.1"], mean, deviation)
     (tmp_path / "config.json").write_text(json.dumps(settings))
     run = config.named("wan2_2_decoder_h100_1")
     message = (
@@ -205,15 +206,15 @@ def test_a_run_starts_only_from_a_folder_of_its_network(folder: Path, tmp_path: 
         weights.load(tmp_path / "empty")
     with pytest.raises(InputError, match=r"unknown _class_name 'AutoencoderKL'; use one of Autoen"):
         weights.load(tmp_path / "other")
-    sizes = wan_network.VERSIONS["wan2.2"]
-    settings = wan_network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.2"]) | {"dim_mult": [1]}
+    sizes = network.VERSIONS["wan2.2"]
+    settings = network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.2"]) | {"dim_mult": [1]}
     with pytest.raises(InputError, match=r"^x has .*: pass the folder of wan2.2's autoencoder$"):
         wan_vae.Config.from_settings(settings, "x")
     with pytest.raises(InputError, match=r"pass the folder that has them together with their conf"):
         wan_vae.Config.guess({}, "x")
 
 
-def own_names(version: wan_network.Version) -> set[str]:
+def own_names(version: network.Version) -> set[str]:
     """Lists the names of Wan's own files, as its modules nest."""
     block = [f"residual.{place}" for place in (0, 2, 3, 6)]
     attention = ["norm", "to_qkv", "proj"]
@@ -250,22 +251,22 @@ def own_names(version: wan_network.Version) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("version", wan_network.VERSIONS)
-def test_the_names_of_wans_own_files(version: wan_network.Version) -> None:
-    table, shapes = wan_network.table(wan_network.VERSIONS[version], decodes=True, own=True)
+@pytest.mark.parametrize("version", network.VERSIONS)
+def test_the_names_of_wans_own_files(version: network.Version) -> None:
+    table, shapes = network.table(network.VERSIONS[version], decodes=True, own=True)
     assert set(table.shapes(shapes)) == own_names(version)
 
 
-@pytest.mark.parametrize("version", wan_network.VERSIONS)
-def test_wans_own_files_are_recognized(version: wan_network.Version, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", network.VERSIONS)
+def test_wans_own_files_are_recognized(version: network.Version, tmp_path: Path) -> None:
     """A narrow network; of the published one, the file has more than 500 MB."""
     latents = len(wan_vae.PUBLISHED[version][0])
     sizes = dataclasses.replace(
-        wan_network.VERSIONS[version], width=8, decoder_width=8, latent_channels=latents
+        network.VERSIONS[version], width=8, decoder_width=8, latent_channels=latents
     )
     theirs = wan_weights.tensors(sizes)
     file = tmp_path / "Wan_VAE.safetensors"
-    own = {wan_network.own_name(name, version): array for name, array in theirs.items()}
+    own = {network.own_name(name, version): array for name, array in theirs.items()}
     tensor_files.write(file, own, {})
     stored = weights.load(file)
     model = stored.model
@@ -286,11 +287,11 @@ def test_wans_own_files_are_recognized(version: wan_network.Version, tmp_path: P
     with pytest.raises(
         InputError, match=r"is a file: pass a folder of AutoencoderKLWan, which `imp"
     ):
-        wan_network.read(file, sizes, field="model.teacher.path")
+        network.read(file, sizes, field="model.teacher.path")
     narrow = dataclasses.replace(model, latent_channels=4).sizes
     tensor_files.write(
         file,
-        {wan_network.own_name(n, version): a for n, a in wan_weights.tensors(narrow).items()},
+        {network.own_name(n, version): a for n, a in wan_weights.tensors(narrow).items()},
         {},
     )
     with pytest.raises(
@@ -301,8 +302,8 @@ def test_wans_own_files_are_recognized(version: wan_network.Version, tmp_path: P
 
 def test_a_network_with_other_colors_is_refused() -> None:
     """Such as a decoder of 12 channels that also enlarges the video."""
-    sizes = wan_network.VERSIONS["wan2.1"]
-    settings = wan_network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.1"])
+    sizes = network.VERSIONS["wan2.1"]
+    settings = network.to_settings(sizes, *wan_vae.PUBLISHED["wan2.1"])
     wan_vae.Config.from_settings(settings, "x")
     with pytest.raises(InputError, match=r"\(out_channels 12 instead of 3\)"):
         wan_vae.Config.from_settings(settings | {"out_channels": 12}, "x")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data.video import sample_videos
-from models import lpips_weights
+from models.reconstruction import lpips_weights
 from program import arrays, losses, records, started, train, wait_for
 
 pytestmark = pytest.mark.long

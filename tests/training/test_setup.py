@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint import small_checkpoint
-from models import wan_weights
+from models.wan import wan_weights
 
 from jaxtrain import config, sharding
 from jaxtrain.checkpoint import pointer, resume, saver

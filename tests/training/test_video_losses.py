@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data.video import sample_videos
-from models import lpips_weights, small_autoencoder
+from models.reconstruction import lpips_weights
+from models.video_ae import small_autoencoder
 from program import arrays, losses, records, started, train, wait_for
 
 from jaxtrain.interop import weights

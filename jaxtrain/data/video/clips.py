@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
 # How far each of the first four moves from its middle, and the range of the fifth, whose largest
-# value the blur kernel on the device spans (LARGEST_SIGMA in models/video_ae/augment.py).
+# value the blur kernel on the device spans (LARGEST_SIGMA in models/reconstruction/augment.py).
 _JITTER = (0.15, 0.15, 0.15, 0.08)
 SIGMAS = (0.1, 2.0)
 _CACHED = ("_ends", "_last")

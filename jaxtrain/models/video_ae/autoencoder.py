@@ -3,17 +3,15 @@
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
+from jaxtrain.models.reconstruction.reconstruction import Reconstruction
+from jaxtrain.models.reconstruction.timing import without
 from jaxtrain.models.video_ae import network
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.config import Config, DecoderKind
-from jaxtrain.models.video_ae.reconstruction import Reconstruction
 
 _DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {
     "base": network.Decoder,
@@ -97,11 +95,3 @@ class VideoAutoencoder(Reconstruction):
     @property
     def _dtype(self) -> jnp.dtype:
         return self.encoder.head.kernel[...].dtype
-
-
-def without(frames_BTHWC: jax.Array, dropped: Sequence[int]) -> jax.Array:
-    """Returns the frames except those with these numbers."""
-    if not dropped:
-        return frames_BTHWC
-    kept = np.delete(np.arange(frames_BTHWC.shape[1]), dropped)
-    return frames_BTHWC[:, kept]

@@ -9,7 +9,6 @@ Shapes: B clips, T frames, H height, W width, C channels; P patch size. Layout B
 (pooling: frame-major input channels; growing: frame-major output channels).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -19,8 +18,8 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from jaxtrain.models.reconstruction.layers import Pointwise, kernel, zeros
 from jaxtrain.ops import convolution, layers, per_device
-from jaxtrain.ops.init import uniform_init
 
 WIDE = 7
 """Side of the depthwise kernels of the "super" decoder (pixels)."""
@@ -107,17 +106,6 @@ def bordered(x_BTHWC: jax.Array) -> jax.Array:
     return jnp.pad(x_BTHWC, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
 
 
-def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
-    """Draws a kernel from U(-b, b) with b = sqrt(3 / fan_in), which preserves the variance.
-
-    The reference uses PyTorch's default, a third of that variance: the signal fades over sixty
-    layers, and training is stuck for hundreds of steps at clips of one color (14.7 dB where this
-    initialization reaches 20; benchmarks/LOG.md).
-    """
-    bound = math.sqrt(3 / fan_in)
-    return uniform_init(rngs, shape, bound)
-
-
 SAME = np.outer([0.0, 1.0, 0.0], [0.0, 1.0, 0.0])
 MEAN_OF_SQUARE = np.outer([0.0, 0.5, 0.5], [0.0, 0.5, 0.5])
 """What a 3x3 kernel does to a carried channel (:func:`carry`): nothing, or with a stride of 2 the
@@ -153,11 +141,6 @@ def carry(
             for past in range(pool):
                 taps_in = taps_in.at[..., past * inputs + channel, made].set(taps[..., None] / pool)
     kernel[...] = taps_in
-
-
-def zeros(*shape: int) -> nnx.Param[jax.Array]:
-    """Returns a bias, or a kernel that adds nothing at first."""
-    return nnx.Param(jnp.zeros(shape))
 
 
 def conv_frames(
@@ -279,19 +262,6 @@ class MemoryBlock(nnx.Module):
 
     def _rest(self, x_BTHWC: jax.Array, y_BTHWC: jax.Array) -> jax.Array:
         return relu(self.conv3(relu(self.conv2(y_BTHWC)), x_BTHWC))
-
-
-class Pointwise(nnx.Module):
-    """A linear layer over channels, for each pixel."""
-
-    def __init__(self, inputs: int, outputs: int, *, use_bias: bool, rngs: nnx.Rngs) -> None:
-        self.kernel = kernel(rngs, (inputs, outputs), inputs)
-        self.bias = zeros(outputs) if use_bias else None
-
-    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """Maps [B, T, H, W, inputs] to [B, T, H, W, outputs]."""
-        y = x_BTHWC @ self.kernel[...]
-        return y if self.bias is None else layers.add_shared(y, self.bias[...])
 
 
 class WideMemoryBlock(nnx.Module):

@@ -1,4 +1,4 @@
-"""The config of a video autoencoder; its losses have sections of their own (:mod:`.losses`)."""
+"""The config of a video autoencoder; its losses have sections of their own."""
 
 import dataclasses
 import math
@@ -10,10 +10,11 @@ from flax import nnx
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.models import wan_network
-from jaxtrain.models.video_ae import blocks, network, timing, weights
-from jaxtrain.models.video_ae.losses import Channels, Teacher
-from jaxtrain.models.video_ae.reconstruction import ReconstructionConfig
+from jaxtrain.models.reconstruction import timing
+from jaxtrain.models.reconstruction.losses import Channels, Teacher
+from jaxtrain.models.reconstruction.reconstruction import ReconstructionConfig
+from jaxtrain.models.video_ae import blocks, network, weights
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.models.weight_table import WeightTable
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain.models.reconstruction.layers import Pointwise, zeros
 from jaxtrain.models.video_ae import blocks, folding, pairs
 from jaxtrain.models.video_ae.blocks import Memory, relu
 
@@ -193,7 +194,7 @@ class _AnyDecoder(nnx.Module):
         self.tail = _tail(widths[-1], patch_size, rngs)
 
     @staticmethod
-    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> blocks.Conv | blocks.Pointwise:
+    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> blocks.Conv | Pointwise:
         """The layer that takes the latents."""
         raise NotImplementedError
 
@@ -248,8 +249,8 @@ class _AnyDecoder(nnx.Module):
         blocks.carry(self.head.kernel, channels, taps)
         for stage in self.stages:
             stage.carry(channels)
-        self.tail.kernel = blocks.zeros(*self.tail.kernel.shape)
-        self.tail.bias = blocks.zeros(channels)
+        self.tail.kernel = zeros(*self.tail.kernel.shape)
+        self.tail.bias = zeros(channels)
         blocks.carry(self.tail.kernel, channels, blocks.SAME)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
@@ -323,9 +324,9 @@ class WideDecoder(_AnyDecoder):
     stage = WideStage
 
     @staticmethod
-    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> blocks.Pointwise:
+    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> Pointwise:
         """The layer that takes the latents."""
-        return blocks.Pointwise(inputs, outputs, use_bias=False, rngs=rngs)
+        return Pointwise(inputs, outputs, use_bias=False, rngs=rngs)
 
     def first_layers(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Maps latents to the width of the first stage."""

@@ -9,7 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from models import small_autoencoder
+from models.video_ae import small_autoencoder
 
 from jaxtrain.data.video import reading, writing
 from jaxtrain.data.video.reading import Frame

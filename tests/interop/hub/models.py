@@ -26,7 +26,7 @@ import yaml  # noqa: E402
 from cli.test_generate import MODEL, saved  # noqa: E402
 from doctor.examined import all_ok, subject, tiny  # noqa: E402
 from interop.hub.hub_server import READER, WRITER, Fault, Repository  # noqa: E402
-from models import small_autoencoder  # noqa: E402
+from models.video_ae import small_autoencoder  # noqa: E402
 from program import TINY_MLM, two_processes, wait_for, write_corpus  # noqa: E402
 
 import jaxtrain  # noqa: E402

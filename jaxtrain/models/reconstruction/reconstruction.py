@@ -1,7 +1,7 @@
 """What all video autoencoders have in common: clips, losses, metrics and samples.
 
 A subclass of :class:`ReconstructionConfig` has the fields of its network, and one of
-:class:`Reconstruction` the network itself. The small autoencoder (:mod:`.autoencoder`) and Wan's
+:class:`Reconstruction` the network itself. The small autoencoder (:mod:`..video_ae`) and Wan's
 (:mod:`..wan_vae`) are two.
 
 Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
@@ -22,11 +22,12 @@ from jax import lax
 from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
-from jaxtrain.models import wan_network
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
-from jaxtrain.models.video_ae import augment, blocks, lpips, quality, samples, timing
-from jaxtrain.models.video_ae.adversary import Seraena
-from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
+from jaxtrain.models.reconstruction import augment, lpips, quality, samples, timing
+from jaxtrain.models.reconstruction.adversary import Seraena
+from jaxtrain.models.reconstruction.layers import Pointwise
+from jaxtrain.models.reconstruction.losses import Adversary, Channels, Perceptual, Teacher
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.models.weight_table import shapes_of
 from jaxtrain.ops.layers import FromFile
 from jaxtrain.storage.atomic import expanded
@@ -291,6 +292,22 @@ class Reconstruction(Model):
         """Returns the first of these features."""
         raise NotImplementedError
 
+    def encode_next(self, video_BTHW3: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        """Encodes the next groups of frames of a video; returns latents and the new memory."""
+        raise NotImplementedError
+
+    def decode_next(self, latents_BLHWC: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        """Decodes the next latents of a video; returns all their frames and the new memory."""
+        raise NotImplementedError
+
+    def before_encoding(self, clips: int, height: int, width: int) -> Any:
+        """Returns the memory before the first frame, for frames of this size (pixels)."""
+        raise NotImplementedError
+
+    def before_decoding(self, clips: int, height: int, width: int) -> Any:
+        """Returns the memory before the first latent, for latents of this size."""
+        raise NotImplementedError
+
     def _teacher_latents(self, video_BTHW3: jax.Array, batch: Batch) -> jax.Array | None:
         """Returns the teacher's latents of these frames; None without a teacher's encoder."""
         if self.teacher is None:
@@ -549,7 +566,7 @@ def _projections(config: ReconstructionConfig, rngs: nnx.Rngs) -> nnx.List[Any] 
         return None
     return nnx.List(
         [
-            blocks.Pointwise(channels, theirs * (count // frames), use_bias=True, rngs=rngs)
+            Pointwise(channels, theirs * (count // frames), use_bias=True, rngs=rngs)
             for (channels, frames), (theirs, count) in zip(
                 config.features, sizes.features, strict=True
             )

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models import wan_weights
+from models.wan import wan_weights
 from training import toy
 
 from jaxtrain.errors import InputError
-from jaxtrain.models import video_ae, wan_network
-from jaxtrain.models.video_ae import augment
+from jaxtrain.models import video_ae
+from jaxtrain.models.reconstruction import augment
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.training import state as states
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.xla import flops

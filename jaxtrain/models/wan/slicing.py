@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.models import wan_network
-from jaxtrain.models.wan_network import Architecture, Conv, Norm
+from jaxtrain.models.wan import network
+from jaxtrain.models.wan.network import Architecture, Conv, Norm
 from jaxtrain.models.weight_table import Tensors
 
 Choice = Literal["rebuild", "norm"]
@@ -99,7 +99,7 @@ class _Wiring:
     def _block(self, path: str, block: Any, x: Space) -> Space:
         """Adds a block that reads a space; returns the space that it writes."""
         match block:
-            case wan_network.ResidualBlock():
+            case network.ResidualBlock():
                 hidden = Space(path)
                 out = x if block.conv_shortcut is None else Space(f"{path}.conv_shortcut")
                 self.reads |= dict.fromkeys((f"{path}.norm1", f"{path}.conv1"), x)
@@ -109,25 +109,25 @@ class _Wiring:
                     self.reads[f"{path}.conv_shortcut"] = x
                     self.writes[f"{path}.conv_shortcut"] = (out,)
                 return out
-            case wan_network.Attention():
+            case network.Attention():
                 scores, values = Space(f"{path}.scores"), Space(f"{path}.values")
                 self.reads |= dict.fromkeys((f"{path}.norm", f"{path}.to_qkv"), x)
                 self.reads[f"{path}.proj"] = values
                 self.writes |= {f"{path}.to_qkv": (scores, scores, values), f"{path}.proj": (x,)}
                 self.attentions.append(path)
                 return x
-            case wan_network.Middle():
+            case network.Middle():
                 x = self._block(f"{path}.resnets.0", block.resnets[0], x)
                 x = self._block(f"{path}.attentions.0", block.attentions[0], x)
                 return self._block(f"{path}.resnets.1", block.resnets[1], x)
-            case wan_network.Down() | wan_network.Up():
+            case network.Down() | network.Up():
                 return self._resize(path, block, x, Space(path))
         given, resnets = x, block.resnets
         for number, resnet in enumerate(resnets):
             x = self._block(f"{path}.resnets.{number}", resnet, x)
-        if isinstance(block, wan_network.UpBlock) and block.upsamplers:
+        if isinstance(block, network.UpBlock) and block.upsamplers:
             return self._block(f"{path}.upsamplers.0", block.upsamplers[0], x)
-        down = isinstance(block, wan_network.DownBlock)
+        down = isinstance(block, network.DownBlock)
         resize = block.downsampler if down else block.upsampler
         if resize is None:
             return x
@@ -138,7 +138,7 @@ class _Wiring:
     def _resize(self, path: str, layer: Any, x: Space, out: Space) -> Space:
         self.reads[f"{path}.resample"], self.writes[f"{path}.resample"] = x, (out,)
         if layer.time_conv is not None:  # the first frame of a video skips it
-            down = isinstance(layer, wan_network.Down)
+            down = isinstance(layer, network.Down)
             self.reads[f"{path}.time_conv"] = out if down else x
             self.writes[f"{path}.time_conv"] = (out,) if down else (x, x)
         return out
@@ -170,7 +170,7 @@ def sliced(
     narrow = {name for name, (wide, width) in widths.items() if width < wide}
     if not narrow:
         return result
-    parts = {"encoder": wan_network.Encoder, "decoder": wan_network.Decoder}
+    parts = {"encoder": network.Encoder, "decoder": network.Decoder}
     wirings = {
         name: _Wiring(name, nnx.eval_shape(lambda part=part: part(theirs)), theirs)
         for name, part in parts.items()
@@ -369,16 +369,16 @@ def _observed(
                     layer.path = ".".join(map(str, (name, *path)))
             return part
 
-        encoder = watched("encoder", nnx.eval_shape(lambda: wan_network.Encoder(sizes)))
-        patches = wan_network.to_patches(video_BTHW3, sizes.patch_size, jnp.dtype("float32"))
+        encoder = watched("encoder", nnx.eval_shape(lambda: network.Encoder(sizes)))
+        patches = network.to_patches(video_BTHW3, sizes.patch_size, jnp.dtype("float32"))
         moments, _ = encoder.step(patches, None)
         if "decoder" in wirings:
-            decoder = watched("decoder", nnx.eval_shape(lambda: wan_network.Decoder(sizes)))
+            decoder = watched("decoder", nnx.eval_shape(lambda: network.Decoder(sizes)))
             decoder.step(jnp.split(moments, 2, axis=-1)[0], None)
         return found
 
     side = _LATENTS * sizes.space_factor
-    pixels = wan_network.latent_frames(_FRAMES) * _LATENTS**2
+    pixels = network.latent_frames(_FRAMES) * _LATENTS**2
     count = max(_CLIPS, -(-_PIXELS_PER_CHANNEL * sizes.widest // pixels))
     own = {name: array for name, array in params.items() if name.startswith(tuple(wirings))}
     sums: dict[str, np.ndarray] = {}

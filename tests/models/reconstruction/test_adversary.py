@@ -15,7 +15,7 @@ from jaxtrain import config
 from jaxtrain.checkpoint.restore import named
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import adversary
+from jaxtrain.models.reconstruction import adversary
 from jaxtrain.optim import build
 from jaxtrain.optim.schedule import Schedule
 from jaxtrain.training import run_summary, state

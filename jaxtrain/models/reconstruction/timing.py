@@ -9,10 +9,12 @@ padded clip. Two families of weights have other rules, see :data:`Trim`.
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtrain.errors import InputError
 
@@ -214,3 +216,11 @@ class Timing:
             f"that work are 17 n + 5 to 17 n + 17: use {nearest}",
             about=("model.frames", "model.trim"),
         )
+
+
+def without(frames_BTHWC: jax.Array, dropped: Sequence[int]) -> jax.Array:
+    """Returns the frames except those with these numbers."""
+    if not dropped:
+        return frames_BTHWC
+    kept = np.delete(np.arange(frames_BTHWC.shape[1]), dropped)
+    return frames_BTHWC[:, kept]

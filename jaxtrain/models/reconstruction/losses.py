@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.models import wan_network
+from jaxtrain.models.wan import network as wan_network
 
 Channels = Annotated[int, bounds.Bounds(least=1, most=4096)]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtrain.models.video_ae import i3d
+from jaxtrain.inference import i3d
 from jaxtrain.storage import tensor_files
 
 

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain.models.video_ae import blocks
-from jaxtrain.models.video_ae.replay_buffer import ReplayBuffer
+from jaxtrain.models.reconstruction import layers
+from jaxtrain.models.reconstruction.replay_buffer import ReplayBuffer
 from jaxtrain.ops import convolution
 
 # Kernel size, stride and output channels of each layer.
@@ -71,10 +71,10 @@ class Layer(nnx.Module):
     """Convolution, batch norm, ReLU, and a head that scores their output."""
 
     def __init__(self, side: int, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = blocks.kernel(rngs, (side, side, inputs, outputs), side**2 * inputs)
+        self.kernel = layers.kernel(rngs, (side, side, inputs, outputs), side**2 * inputs)
         self.scale = nnx.Param(jnp.ones((outputs,)))
         self.shift = nnx.Param(jnp.zeros((outputs,)))
-        self.head = blocks.kernel(rngs, (outputs, 1), outputs)
+        self.head = layers.kernel(rngs, (outputs, 1), outputs)
         self.mean = Statistic(jnp.zeros((outputs,)))
         self.variance = Statistic(jnp.ones((outputs,)))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.data.video import clips
-from jaxtrain.models.video_ae import augment
+from jaxtrain.models.reconstruction import augment
 
 AUGMENT = jax.jit(augment.augment)  # without jit it takes ten times as long
 NOTHING = (1.0, 1.0, 1.0, 0.0, 0.0)

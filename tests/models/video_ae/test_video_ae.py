@@ -13,7 +13,8 @@ from training import toy
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import augment, blocks, samples, timing
+from jaxtrain.models.reconstruction import augment, samples, timing
+from jaxtrain.models.video_ae import blocks
 from jaxtrain.ops.cpu import COMPILER_OPTIONS
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.xla.flops import product_flops

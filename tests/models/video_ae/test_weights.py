@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import streaming
+from jaxtrain.models.reconstruction import streaming
 
 FIXTURES = (
     "taehv_base",

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models import wan_weights
+from models.wan import wan_weights
 
 from jaxtrain.errors import InputError
-from jaxtrain.models import wan_network
+from jaxtrain.models.wan import network
 
 OLD, NEW = wan_weights.NARROW["wan2.1"], wan_weights.NARROW["wan2.2"]
 
@@ -27,11 +27,11 @@ def video(frames: int, side: int) -> jax.Array:
 
 
 LAYERS = {
-    "residual block": lambda: wan_network.ResidualBlock(4, 8),
-    "down": lambda: wan_network.Down(4, True),
-    "up": lambda: wan_network.Up(4, 2, True),
-    "down block": lambda: wan_network.DownBlock(4, 8, space=2, time=2),
-    "up block": lambda: wan_network.UpBlock(8, 4, space=2, time=2, residual=True),
+    "residual block": lambda: network.ResidualBlock(4, 8),
+    "down": lambda: network.Down(4, True),
+    "up": lambda: network.Up(4, 2, True),
+    "down block": lambda: network.DownBlock(4, 8, space=2, time=2),
+    "up block": lambda: network.UpBlock(8, 4, space=2, time=2, residual=True),
 }
 
 
@@ -61,7 +61,7 @@ def test_a_layer_steps_through_parts_as_through_the_whole(name: str) -> None:
 @pytest.mark.parametrize(("space", "time"), [(2, 2), (2, 1)])
 def test_an_up_block_adds_repeated_channels(space: int, time: int) -> None:
     """With weights of zero, only the skip is left: channel, frame, row, column in this order."""
-    block = wan_network.UpBlock(8, 4, space=space, time=time, residual=True)
+    block = network.UpBlock(8, 4, space=space, time=time, residual=True)
     x = np.random.default_rng(0).normal(size=(1, 3, 2, 2, 8)).astype(np.float32)
     wanted = np.zeros((1, 3 * time, 4, 4, 4), np.float32)
     repeats = 4 * time * 4 // 8
@@ -76,7 +76,7 @@ def test_an_up_block_adds_repeated_channels(space: int, time: int) -> None:
 
 def test_a_down_block_adds_means_over_channels() -> None:
     """With weights of zero, only the skip is left; before the first frame is one of zeros."""
-    block = wan_network.DownBlock(4, 8, space=2, time=2)
+    block = network.DownBlock(4, 8, space=2, time=2)
     x = np.random.default_rng(0).normal(size=(1, 3, 4, 4, 4)).astype(np.float32)
     before = np.concatenate([np.zeros_like(x[:, :1]), x], axis=1)
     parts = [
@@ -91,7 +91,7 @@ def test_a_down_block_adds_means_over_channels() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("sizes", [OLD, NEW])
 def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) -> None:
-    table, shapes = wan_network.table(sizes, decodes=True)
+    table, shapes = network.table(sizes, decodes=True)
     arrays = table.inward(wan_weights.tensors(sizes), shapes, "wan", "")
     statistics = {name: np.full(4, 0.5, np.float32) for name in ("latents_mean", "latents_std")}
     module = wan_weights.filled(sizes, arrays | statistics)
@@ -114,14 +114,14 @@ def test_a_video_in_parts_has_the_latents_and_frames_of_the_whole(sizes: Any) ->
 def test_weights_in_several_files_are_those_of_one(folder: Path, tmp_path: Path) -> None:
     split = wan_weights.write(tmp_path / "split", NEW, parts=3)
     assert len(list(split.glob("*.safetensors"))) == 3
-    found = [wan_network.read(one, NEW, decodes=True, field="f") for one in (folder, split)]
+    found = [network.read(one, NEW, decodes=True, field="f") for one in (folder, split)]
     assert found[0].keys() == found[1].keys()
     for name, array in found[0].items():
         np.testing.assert_array_equal(array, found[1][name], err_msg=name)
 
 
 def test_a_teacher_needs_only_the_encoder(folder: Path) -> None:
-    found = wan_network.read(folder, NEW, field="f")
+    found = network.read(folder, NEW, field="f")
     assert {name.partition(".")[0] for name in found} == {
         *("encoder", "latents_mean", "latents_std")
     }
@@ -132,8 +132,8 @@ def changed(folder: Path, target: Path, **settings: Any) -> Path:
     target.mkdir()
     for path in folder.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
-    found = json.loads((folder / wan_network.SETTINGS).read_text())
-    (target / wan_network.SETTINGS).write_text(json.dumps(found | settings))
+    found = json.loads((folder / network.SETTINGS).read_text())
+    (target / network.SETTINGS).write_text(json.dumps(found | settings))
     return target
 
 
@@ -166,16 +166,16 @@ def test_other_folders_are_refused(
 ) -> None:
     other = changed(folder, tmp_path / "other", **settings)
     with pytest.raises(InputError, match=rf"^field={other}.*{message}"):
-        wan_network.read(other, NEW, field="field")
+        network.read(other, NEW, field="field")
 
 
 def test_incomplete_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no config.json: pass a folder of AutoencoderKLWan"):
-        wan_network.read(tmp_path, NEW, field="field")
+        network.read(tmp_path, NEW, field="field")
     with pytest.raises(InputError, match=rf"has no config.json: pass {folder}"):
-        wan_network.read(folder.parent, NEW, field="field")  # of a pipeline, with vae/ in it
+        network.read(folder.parent, NEW, field="field")  # of a pipeline, with vae/ in it
     empty = changed(folder, tmp_path / "empty")
-    (empty / wan_network.ARRAYS).unlink()
+    (empty / network.ARRAYS).unlink()
     (empty / "diffusion_pytorch_model.bin").write_bytes(b"")
     with pytest.raises(InputError, match=r"has no weights: it lacks diffusion_pytorch_model.safet"):
-        wan_network.read(empty, NEW, field="field")
+        network.read(empty, NEW, field="field")

@@ -1,8 +1,8 @@
 """Wan's video autoencoders, versions 2.1 and 2.2: diffusers' ``AutoencoderKLWan``.
 
 A video of 4 n + 1 frames becomes n + 1 latents: the first frame alone, then four frames each. All
-convolutions are causal. The network teaches others (:mod:`.video_ae`), with weights that are read
-from a folder, or is trained itself (:mod:`.wan_vae`).
+convolutions are causal. The network teaches others (:mod:`..reconstruction`), with weights that are
+read from a folder, or is trained itself (:mod:`..wan_vae`).
 
 ``step`` processes the next frames of a video with the memory that the frames before it left. None
 is the memory before the first frame. So one step with all frames equals diffusers' loop, the first

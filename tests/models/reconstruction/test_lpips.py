@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import lpips_weights
+from models.reconstruction import lpips_weights
 from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import lpips
+from jaxtrain.models.reconstruction import lpips
 from jaxtrain.storage import tensor_files
 from jaxtrain.training import state
 from jaxtrain.training.model_flops import model_flops

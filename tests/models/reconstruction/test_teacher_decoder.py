@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models import wan_weights
+from models.wan import wan_weights
 from training import toy
 
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
-from jaxtrain.models import video_ae, wan_network, wan_vae
-from jaxtrain.models.video_ae import reconstruction
+from jaxtrain.models import video_ae, wan_vae
+from jaxtrain.models.reconstruction import reconstruction
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.storage import tensor_files
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import ModelDefinition

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.models.video_ae import quality
+from jaxtrain.models.reconstruction import quality
 
 
 def ssim_by_windows(x: np.ndarray, y: np.ndarray) -> float:

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import small_params, wan_weights
+from models import small_params
+from models.wan import wan_weights
 
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import wan_network, wan_slicing, wan_vae
-from jaxtrain.models.wan_network import Architecture, Version
+from jaxtrain.models import wan_vae
+from jaxtrain.models.wan import network, slicing
+from jaxtrain.models.wan.network import Architecture, Version
 from jaxtrain.training.state import ModelDefinition
 
 NARROW = {
@@ -26,16 +28,16 @@ WIDE = {name: dataclasses.replace(one, width=4, decoder_width=4) for name, one i
 
 def parameters(sizes: Architecture) -> dict[str, np.ndarray]:
     """Returns random parameters; norms that are near 0 would enlarge the error of rounding."""
-    table, shapes = wan_network.table(sizes, decodes=True)
+    table, shapes = network.table(sizes, decodes=True)
     params = table.inward(wan_weights.tensors(sizes), shapes, "x", "y")
     gammas = {name: 1 + 0.2 * array for name, array in params.items() if name.endswith("gamma")}
     return params | gammas
 
 
 def wirings(sizes: Architecture) -> list[Any]:
-    parts = {"encoder": wan_network.Encoder, "decoder": wan_network.Decoder}
+    parts = {"encoder": network.Encoder, "decoder": network.Decoder}
     return [
-        wan_slicing._Wiring(name, jax.eval_shape(functools.partial(part, sizes)), sizes)
+        slicing._Wiring(name, jax.eval_shape(functools.partial(part, sizes)), sizes)
         for name, part in parts.items()
     ]
 
@@ -121,9 +123,9 @@ def test_a_network_with_copies_of_channels_is_sliced_without_a_loss(
     narrow, wide = NARROW[version], WIDE[version]
     params = parameters(narrow)
     copied = widened(params, narrow, wide)
-    seen = wan_slicing._observed(wide, copied, {w.name: w for w in wirings(wide)})
-    monkeypatch.setattr(wan_slicing, "_observed", lambda *given: seen)  # compiles for a minute
-    found = wan_slicing.sliced(wide, narrow, copied)
+    seen = slicing._observed(wide, copied, {w.name: w for w in wirings(wide)})
+    monkeypatch.setattr(slicing, "_observed", lambda *given: seen)  # compiles for a minute
+    found = slicing.sliced(wide, narrow, copied)
     latents, frames = computed(narrow, params)
     for sizes, other in ((wide, copied), (narrow, found)):
         others = computed(sizes, other)
@@ -131,16 +133,16 @@ def test_a_network_with_copies_of_channels_is_sliced_without_a_loss(
         np.testing.assert_allclose(others[1], frames, atol=1e-3 * np.abs(frames).max())
 
     # The same channels, but nothing absorbs the others.
-    bare = wan_slicing.sliced(wide, narrow, copied, rebuild=False)
+    bare = slicing.sliced(wide, narrow, copied, rebuild=False)
     assert np.abs(computed(narrow, bare)[0] - latents).max() > 0.1 * np.abs(latents).max()
     # By norm, it may keep both of a pair.
-    by_norm = wan_slicing.sliced(wide, narrow, copied, choice="norm")
+    by_norm = slicing.sliced(wide, narrow, copied, choice="norm")
     shapes = {name: array.shape for name, array in params.items()}
     assert {name: array.shape for name, array in by_norm.items()} == shapes
 
     # A part of equal width is what it was.
     half = dataclasses.replace(narrow, width=wide.width)
-    found = wan_slicing.sliced(wide, half, copied)
+    found = slicing.sliced(wide, half, copied)
     for name, array in found.items():
         equal = array.tobytes() == copied[name].tobytes()
         assert equal or name.startswith("decoder."), name
@@ -149,15 +151,15 @@ def test_a_network_with_copies_of_channels_is_sliced_without_a_loss(
 
 @pytest.mark.parametrize("version", NARROW)
 def test_equal_widths_change_no_bit(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wan_slicing, "_observed", None)  # nothing runs
+    monkeypatch.setattr(slicing, "_observed", None)  # nothing runs
     params = parameters(WIDE[version]) | {"adversary.kernel": np.ones(3, np.float32)}
-    same(wan_slicing.sliced(WIDE[version], WIDE[version], params), params)
+    same(slicing.sliced(WIDE[version], WIDE[version], params), params)
 
 
 @pytest.mark.parametrize("version", NARROW)
 def test_every_layer_has_spaces_of_its_sizes(version: Version) -> None:
     """All but colors and latents; what is added or skipped has one tie."""
-    sizes = wan_network.VERSIONS[version]
+    sizes = network.VERSIONS[version]
     for wiring in wirings(sizes):
         ends = {f"{wiring.name}.{end}" for end in ("conv_in", "conv_out", "quant_conv")}
         ends |= {f"{wiring.name}.post_quant_conv"}
@@ -187,11 +189,11 @@ def test_the_chosen_channels_rebuild_the_others() -> None:
     free = rng.standard_normal((1000, 3))
     mixed = np.concatenate([free, free @ rng.standard_normal((3, 5)) * 10], axis=1)
     products = mixed.T @ mixed
-    kept = wan_slicing._best(8, 3, [wan_slicing._Reader(1, products, np.eye(8))])
-    every = wan_slicing._rebuilding(products, kept, True)
+    kept = slicing._best(8, 3, [slicing._Reader(1, products, np.eye(8))])
+    every = slicing._rebuilding(products, kept, True)
     np.testing.assert_allclose(mixed[:, kept] @ every, mixed, atol=1e-4)
-    pairs = wan_slicing._best(4, 2, [wan_slicing._Reader(2, products, np.eye(8))])
-    every = wan_slicing._rebuilding(products, wan_slicing.Space("", 2).channels(pairs), True)
+    pairs = slicing._best(4, 2, [slicing._Reader(2, products, np.eye(8))])
+    every = slicing._rebuilding(products, slicing.Space("", 2).channels(pairs), True)
     np.testing.assert_allclose(
         mixed[:, (pairs[:, None] * 2 + [0, 1]).ravel()] @ every, mixed, atol=1e-4
     )
@@ -222,7 +224,7 @@ def test_a_run_starts_from_a_slice_of_any_source(
         given.append((theirs.decoder_width, ours.decoder_width, params))
         return small_params.random_params(narrow)
 
-    monkeypatch.setattr(wan_slicing, "sliced", sliced)
+    monkeypatch.setattr(slicing, "sliced", sliced)
     narrow = model(decoder_width=6, freeze=("encoder",))
     for source in sources:
         found, notes = weights.params_for(source, narrow, ModelDefinition(narrow.build).params)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxtrain import config
-from jaxtrain.models.video_ae.replay_buffer import ReplayBuffer
+from jaxtrain.models.reconstruction.replay_buffer import ReplayBuffer
 from jaxtrain.sharding import ShardingRule, batch_sharding, make_mesh
 from jaxtrain.training.state import ModelDefinition
 from jaxtrain.xla.hlo import collectives

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.models import wan_network
+from jaxtrain.models.wan import network
 from jaxtrain.storage import tensor_files
 
-NARROW: dict[wan_network.Version, wan_network.Architecture] = {
-    "wan2.1": wan_network.Architecture(width=8, decoder_width=8, latent_channels=4),
-    "wan2.2": wan_network.Architecture(
+NARROW: dict[network.Version, network.Architecture] = {
+    "wan2.1": network.Architecture(width=8, decoder_width=8, latent_channels=4),
+    "wan2.2": network.Architecture(
         width=8, decoder_width=12, latent_channels=4, patch_size=2, residual=True
     ),
 }
 
 
-def settings(sizes: wan_network.Architecture) -> dict[str, Any]:
+def settings(sizes: network.Architecture) -> dict[str, Any]:
     """Returns the config.json of a network, with statistics that are neither 0 nor 1."""
     count = sizes.latent_channels
     return {
@@ -37,11 +37,11 @@ def settings(sizes: wan_network.Architecture) -> dict[str, Any]:
     }
 
 
-def tensors(sizes: wan_network.Architecture, seed: int = 0) -> dict[str, np.ndarray]:
+def tensors(sizes: network.Architecture, seed: int = 0) -> dict[str, np.ndarray]:
     """Returns random weights by diffusers' names."""
     rng = np.random.default_rng(seed)
     found = {}
-    table, shapes = wan_network.table(sizes, decodes=True)
+    table, shapes = network.table(sizes, decodes=True)
     for name, shape in table.shapes(shapes).items():
         scale = 1.0 if name.endswith("gamma") else 0.1
         if name.endswith("weight"):
@@ -50,44 +50,42 @@ def tensors(sizes: wan_network.Architecture, seed: int = 0) -> dict[str, np.ndar
     return found
 
 
-def write(folder: Path, sizes: wan_network.Architecture, seed: int = 0, parts: int = 1) -> Path:
+def write(folder: Path, sizes: network.Architecture, seed: int = 0, parts: int = 1) -> Path:
     """Writes a folder; with several parts, its weights are split over as many files."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / wan_network.SETTINGS).write_text(json.dumps(settings(sizes)))
+    (folder / network.SETTINGS).write_text(json.dumps(settings(sizes)))
     whole = tensors(sizes, seed)
     if parts == 1:
-        tensor_files.write(folder / wan_network.ARRAYS, whole, {})
+        tensor_files.write(folder / network.ARRAYS, whole, {})
         return folder
     places = {}
     for number in range(parts):
-        name = wan_network.ARRAYS.replace(".", f"-{number + 1:05}-of-{parts:05}.", 1)
+        name = network.ARRAYS.replace(".", f"-{number + 1:05}-of-{parts:05}.", 1)
         some = {key: whole[key] for key in sorted(whole)[number::parts]}
         tensor_files.write(folder / name, some, {})
         places |= dict.fromkeys(some, name)
-    index = folder / f"{wan_network.ARRAYS}{tensor_files.INDEX}"
+    index = folder / f"{network.ARRAYS}{tensor_files.INDEX}"
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return folder
 
 
-def module(
-    folder: Path, sizes: wan_network.Architecture, *, decodes: bool = True
-) -> wan_network.WanVae:
+def module(folder: Path, sizes: network.Architecture, *, decodes: bool = True) -> network.WanVae:
     """Returns the network of a folder."""
-    found = wan_network.read(folder, sizes, decodes=decodes, field="folder")
+    found = network.read(folder, sizes, decodes=decodes, field="folder")
     return filled(sizes, found, decodes=decodes)
 
 
-def decode(module: wan_network.WanVae, latents: jax.Array, chunk: int | None) -> jax.Array:
+def decode(module: network.WanVae, latents: jax.Array, chunk: int | None) -> jax.Array:
     """Decodes normalized latents to a video, not clamped; `chunk` is that of `in_chunks`."""
-    x = wan_network.denormalized(latents, module.latents_mean[...], module.latents_std[...])
-    return wan_network.to_pixels(wan_network.in_chunks(module.decoder, x, chunk), module.patch_size)
+    x = network.denormalized(latents, module.latents_mean[...], module.latents_std[...])
+    return network.to_pixels(network.in_chunks(module.decoder, x, chunk), module.patch_size)
 
 
 def filled(
-    sizes: wan_network.Architecture, arrays: dict[str, np.ndarray], *, decodes: bool = True
-) -> wan_network.WanVae:
+    sizes: network.Architecture, arrays: dict[str, np.ndarray], *, decodes: bool = True
+) -> network.WanVae:
     """Returns the network with these arrays, by dotted path."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: wan_network.WanVae(sizes, decodes=decodes)))
+    graph, state = nnx.split(nnx.eval_shape(lambda: network.WanVae(sizes, decodes=decodes)))
     leaves = [
         (path, leaf.replace(jnp.asarray(arrays[".".join(map(str, path))])))
         for path, leaf in nnx.to_flat_state(state)

@@ -1,8 +1,8 @@
 """Encodes and decodes videos of any length with the memory of a few frames.
 
-Two ways give the same numbers. :meth:`VideoAutoencoder.encode` and ``decode`` process a complete
-clip at once. :class:`EncoderStream` and :class:`DecoderStream` take one frame or latent at a time
-and return each result once it is ready.
+Two ways give the same numbers. A model's ``encode`` and ``decode`` process a complete clip at once.
+:class:`EncoderStream` and :class:`DecoderStream` take one frame or latent at a time and return each
+result once it is ready.
 
 Shapes: B videos, T frames, H height, W width; L latents.
 """
@@ -16,10 +16,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.models.video_ae import VideoAutoencoder
-from jaxtrain.models.video_ae.autoencoder import without
-from jaxtrain.models.video_ae.blocks import Memory
-from jaxtrain.models.video_ae.timing import H3_BLACK
+from jaxtrain.models.reconstruction.reconstruction import Reconstruction
+from jaxtrain.models.reconstruction.timing import H3_BLACK, without
 
 
 class EncoderStream:
@@ -29,7 +27,7 @@ class EncoderStream:
     because those of the last chunk are dropped.
     """
 
-    def __init__(self, module: VideoAutoencoder) -> None:
+    def __init__(self, module: Reconstruction) -> None:
         self._module = module
         self._step = _jitted(module, "encode_next")
         self._waiting: list[jax.Array] = []
@@ -37,7 +35,7 @@ class EncoderStream:
         self._withheld: list[jax.Array] = []
         self._shape: tuple[int, ...] | None = None
         self._last: jax.Array | None = None
-        self._memory: list[Memory] | None = None
+        self._memory: Any = None
         self._groups = 0  # of this chunk, or of the video
 
     def push(self, frame_BHW3: jax.Array) -> jax.Array | None:
@@ -102,11 +100,11 @@ class DecoderStream:
             "odd_latents".
     """
 
-    def __init__(self, module: VideoAutoencoder, latents: int | None = None) -> None:
+    def __init__(self, module: Reconstruction, latents: int | None = None) -> None:
         self._module = module
         self._step = _jitted(module, "decode_next")
         self._dropped = module.timing.dropped(latents)
-        self._memory: list[Memory] | None = None
+        self._memory: Any = None
         self._count = 0
 
     def push(self, latent_BHWC: jax.Array) -> jax.Array:
@@ -121,12 +119,12 @@ class DecoderStream:
         return without(frames, self._module.timing.dropped_later(range(number, number + 1)))
 
 
-def _jitted(module: VideoAutoencoder, method: str) -> Callable[..., Any]:
+def _jitted(module: Reconstruction, method: str) -> Callable[..., Any]:
     graph, arrays = nnx.split(module)
     return functools.partial(_step, graph, method, arrays)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _step(graph: Any, method: str, arrays: Any, x: jax.Array, memory: list[Memory]) -> Any:
+def _step(graph: Any, method: str, arrays: Any, x: jax.Array, memory: Any) -> Any:
     """Compiles once for all streams of models of the same structure."""
     return getattr(nnx.merge(graph, arrays), method)(x, memory)
