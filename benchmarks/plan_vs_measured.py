@@ -19,9 +19,9 @@ import results
 import sizes
 
 from jaxtrain.bench import request
+from jaxtrain.cost import cards
 from jaxtrain.planning.planner import Plan, Planner
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.xla import cards
 
 _TIMEOUT_S = 900.0
 Configs = dict[str, tuple[str, ...]]

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from jaxtrain.config import files
+from jaxtrain.cost import cards
 from jaxtrain.planning import shipped
 from jaxtrain.planning.planner import Planner
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.xla import cards
 
 
 def planned(name: str) -> shipped.Row:

@@ -22,6 +22,7 @@ ORDER = (
         "data",
         "jobs",
         "telemetry",
+        "cost",
         "checkpoint",
         "distributed",
     ),

@@ -21,6 +21,8 @@ from jaxtrain import config
 from jaxtrain.bench import ceilings, timing
 from jaxtrain.checkpoint import saver
 from jaxtrain.config.mesh_fit import fit_to_present_devices
+from jaxtrain.cost import cards, step_time
+from jaxtrain.cost.step_cost import StepCost
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
@@ -35,8 +37,7 @@ from jaxtrain.training.diagnosis import profiler
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import State, saved_part
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla import cards, gpu_memory, options, step_time
-from jaxtrain.xla.step_cost import StepCost
+from jaxtrain.xla import gpu_memory, options
 from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12

@@ -10,8 +10,8 @@ from jaxtrain import config, terminal
 from jaxtrain.bench import report, request
 from jaxtrain.bench.request import PARTS
 from jaxtrain.cli import commands
+from jaxtrain.cost import efficiency
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.planning import efficiency
 from jaxtrain.storage import addresses, atomic
 
 

@@ -14,13 +14,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxtrain.bench import ceilings
+from jaxtrain.cost import cards
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.storage import lock
 from jaxtrain.telemetry.formats import counted, large
-from jaxtrain.xla import cards
 
 _AXIS = "devices"
 _TIMES = 5

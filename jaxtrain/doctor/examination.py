@@ -94,12 +94,12 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import remote, resume
+    from jaxtrain.cost import cards
     from jaxtrain.doctor import checkpointing, collectives, data, hosts, machine
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.jobs import cache
     from jaxtrain.telemetry import hardware
     from jaxtrain.training import run_directory
-    from jaxtrain.xla import cards
 
     run = config.load(request["config"], request["overrides"])
     short = cards.card_of_config(run.name)

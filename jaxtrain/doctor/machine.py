@@ -14,6 +14,7 @@ from packaging.version import Version
 from jaxtrain import config, versions
 from jaxtrain.checkpoint import store
 from jaxtrain.config import invocation, mesh_fit
+from jaxtrain.cost import cards
 from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -22,7 +23,6 @@ from jaxtrain.jobs import limits
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.telemetry.formats import counted, size
 from jaxtrain.telemetry.hardware import Driver, Gpu
-from jaxtrain.xla import cards
 
 LEAST_DRIVER = {12: "525", 13: "580"}
 """CUDA's major version -> the oldest driver on Linux. Source: NVIDIA, CUDA compatibility, minor

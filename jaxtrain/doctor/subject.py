@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 
 from jaxtrain import config
+from jaxtrain.cost.cards import Card
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.sharding import make_mesh
 from jaxtrain.telemetry.hardware import Driver
 from jaxtrain.training import setup, step_setup
 from jaxtrain.training.state_size import total_bytes
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla.cards import Card
 
 _ONE_DEVICE = config.Mesh(data=1, fsdp=1, shard="none")
 

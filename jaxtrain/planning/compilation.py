@@ -14,15 +14,15 @@ import numpy as np
 from jax.experimental import topologies
 
 from jaxtrain import config
+from jaxtrain.cost import cards, operations
+from jaxtrain.cost.hlo import Stacks
+from jaxtrain.cost.step_cost import StepCost, Traffic
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state_size import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
-from jaxtrain.xla import cards, operations
-from jaxtrain.xla.hlo import Stacks
-from jaxtrain.xla.step_cost import StepCost, Traffic
 from jaxtrain.xla.subprocess_worker import Send
 
 _LARGEST = 5

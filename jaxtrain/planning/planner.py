@@ -15,12 +15,13 @@ from typing import Any
 from jaxtrain import config, terminal, versions
 from jaxtrain.config import Mesh, field_values, invocation, overrides
 from jaxtrain.config.mesh_fit import fit_mesh
+from jaxtrain.cost import cards, efficiency, step_time
 from jaxtrain.data import input_rate
 from jaxtrain.data.contract import DataConfig, Estimate
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.planning import compilation, efficiency, fit, prediction, shipped
+from jaxtrain.planning import compilation, fit, prediction, shipped
 from jaxtrain.storage import addresses
-from jaxtrain.xla import cards, platform, step_time, subprocess_worker
+from jaxtrain.xla import platform, subprocess_worker
 from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 _GPUS_PER_NODE = 8

@@ -1,6 +1,6 @@
 """Predicts the memory, time, and cost of a run from its compiled step. Pure arithmetic.
 
-:mod:`jaxtrain.xla.step_time` predicts the time of a step.
+:mod:`jaxtrain.cost.step_time` predicts the time of a step.
 """
 
 import dataclasses
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 from jaxtrain import config
 from jaxtrain.config.gates import Gate
+from jaxtrain.cost.cards import Card
+from jaxtrain.cost.step_cost import CUDNN
+from jaxtrain.cost.step_time import Range, StepTime
 from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
 from jaxtrain.data.input_rate import Input
 from jaxtrain.planning.compilation import CompiledStep
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.xla.cards import Card
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
-from jaxtrain.xla.step_cost import CUDNN
-from jaxtrain.xla.step_time import Range, StepTime
 
 DRIVER = 0.7 * GIB
 """The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with

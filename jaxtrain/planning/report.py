@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from jaxtrain.cost.step_time import ERROR, Range, seconds
 from jaxtrain.data.contract import MOST_PREPARATION_S
 from jaxtrain.data.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning import prediction
@@ -14,7 +15,6 @@ from jaxtrain.planning.spot import REPLACE_S, Spot
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
-from jaxtrain.xla.step_time import ERROR, Range, seconds
 
 _WIDTH = 80
 _TEMPORARIES = 3

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxtrain import versions
+from jaxtrain.cost import cards
 from jaxtrain.planning import prediction
 from jaxtrain.telemetry import formats
-from jaxtrain.xla import cards
 
 PATH = Path(__file__).with_name("shipped_plans.json")
 

@@ -14,11 +14,11 @@ checkpoint interval for restart dumps", 2006, has improved for an M that is not 
 import dataclasses
 import math
 
+from jaxtrain.cost.step_time import Range
 from jaxtrain.errors import InputError
 from jaxtrain.planning import prediction
 from jaxtrain.planning.planner import Plan
 from jaxtrain.planning.prediction import HOUR_S
-from jaxtrain.xla.step_time import Range
 
 DAY_S = 24 * HOUR_S
 REPLACE_S = 300.0

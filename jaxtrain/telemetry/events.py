@@ -43,7 +43,7 @@ from jaxtrain.telemetry.images import NO_LABELS, Labels
 from jaxtrain.telemetry.line import Line
 
 if TYPE_CHECKING:
-    from jaxtrain.xla.step_cost import StepCost
+    from jaxtrain.cost.step_cost import StepCost
 
 _METRIC_NAME = re.compile(r"(train|val)/[a-z0-9_]+")
 _SAMPLE_NAME = re.compile(r"[a-z0-9_]+")

@@ -28,12 +28,12 @@ from typing import Any
 import jax
 
 from jaxtrain import versions
+from jaxtrain.cost import cards
 from jaxtrain.storage import addresses
 from jaxtrain.storage.json_lines import JsonLines
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Ended, PhaseEnded, Started, StepCompiled
 from jaxtrain.telemetry.phases import TRAINING
-from jaxtrain.xla import cards
 
 NAME = "history.jsonl"
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import jax
 
+from jaxtrain.cost import flops
 from jaxtrain.models.contract import ModelConfig
 from jaxtrain.ops import attention, per_device
 from jaxtrain.training.state import Arrays, ModelDefinition
-from jaxtrain.xla import flops
 
 
 @functools.lru_cache(maxsize=4)

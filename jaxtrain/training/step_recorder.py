@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain.config import run_length
+from jaxtrain.cost import cards
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
@@ -30,7 +31,6 @@ from jaxtrain.training.run_summary import Results
 from jaxtrain.training.state import State
 from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
-from jaxtrain.xla import cards
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.
 WAIT_FRACTION_TO_MENTION = 0.05

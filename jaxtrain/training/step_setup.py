@@ -14,6 +14,7 @@ import optax
 from jaxtrain import config
 from jaxtrain.config import param_groups, run_length
 from jaxtrain.config.run_length import Position
+from jaxtrain.cost.step_cost import StepCost
 from jaxtrain.ops import attention
 from jaxtrain.optim.build import make_optimizer, muon_sentence, without_effect
 from jaxtrain.optim.schedule import Schedule
@@ -24,7 +25,6 @@ from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import ModelDefinition, State, abstract_state, jit_init, saved_part
 from jaxtrain.training.state_size import parameter_count
 from jaxtrain.training.step import build_train_step, jit_train_step
-from jaxtrain.xla.step_cost import StepCost
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
@@ -79,7 +79,7 @@ class StepSetup:
         compiled: jax.stages.Compiled,
         gpus_per_node: int | None = None,
     ) -> StepCost:
-        """Returns what the step costs; see :meth:`jaxtrain.xla.step_cost.StepCost.of`."""
+        """Returns what the step costs; see :meth:`jaxtrain.cost.step_cost.StepCost.of`."""
         needed = model_flops(self.run.training_model) * self.run.data.batch_size
         mesh = self.rule.mesh
         return StepCost.of(

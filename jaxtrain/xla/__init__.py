@@ -1,1 +1,1 @@
-"""XLA: GPU memory, compiler options, compiled programs, worker processes with own settings."""
+"""XLA in this process: compiler options, the target platform, GPU memory; worker processes."""

@@ -13,8 +13,8 @@ from planning.step_findings import COST
 from training import toy
 
 from jaxtrain.bench import ceilings, measurement
+from jaxtrain.cost import cards, operations, step_time
 from jaxtrain.optim.schedule import Schedule
-from jaxtrain.xla import cards, operations, step_time
 
 AT_ONCE, PAUSE_S = 4, 0.1
 

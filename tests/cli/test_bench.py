@@ -10,8 +10,7 @@ from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
 from jaxtrain.bench import request
-from jaxtrain.planning import efficiency
-from jaxtrain.xla import cards
+from jaxtrain.cost import cards, efficiency
 
 TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
 

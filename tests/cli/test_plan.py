@@ -15,9 +15,10 @@ from planning.step_findings import compiled
 from jaxtrain import config, main
 from jaxtrain.cli import plan
 from jaxtrain.config import files
+from jaxtrain.cost import cards
 from jaxtrain.planning import planner, shipped
 from jaxtrain.planning.compilation import CompiledStep
-from jaxtrain.xla import cards, platform
+from jaxtrain.xla import platform
 
 
 @pytest.fixture(autouse=True)

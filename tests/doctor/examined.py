@@ -11,11 +11,11 @@ from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.cli import command_line
+from jaxtrain.cost import cards
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.telemetry.hardware import Driver
-from jaxtrain.xla import cards
 
 
 def tiny(*overrides: str) -> config.Run:

@@ -10,7 +10,7 @@ import pytest
 from gpu import kernels
 from gpu_programs.described_gpus import h100s
 
-from jaxtrain.xla import hlo
+from jaxtrain.cost import hlo
 
 SHARDING = jax.sharding.SingleDeviceSharding(h100s(1)[0])
 

@@ -5,7 +5,7 @@ import os
 import jax
 from jax.experimental import topologies
 
-from jaxtrain.xla import cards
+from jaxtrain.cost import cards
 
 # Takes half the time to compile; the instructions are the same with and without.
 _QUICK = "--xla_backend_optimization_level=0"

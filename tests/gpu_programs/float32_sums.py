@@ -17,10 +17,10 @@ from gpu_programs.described_gpus import h100s
 from models.reconstruction import lpips_weights
 
 from jaxtrain import config
+from jaxtrain.cost import hlo
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
-from jaxtrain.xla import hlo
 
 MOST = 64
 """Summands in bfloat16: sums over devices, and over pixels of an upsampled square."""

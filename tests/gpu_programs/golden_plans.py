@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import programs
 import pytest
-from xla import communication_formula
+from cost import communication_formula
 
 from jaxtrain import config
 from jaxtrain.planning import shipped

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+from jaxtrain.cost import cards
 from jaxtrain.doctor import collectives
-from jaxtrain.xla import cards
 
 
 def test_a_gpu_only_sends_and_receives() -> None:

@@ -9,13 +9,13 @@ import pytest
 from training import toy
 
 from jaxtrain import config
+from jaxtrain.cost import hlo
 from jaxtrain.models import gpt
 from jaxtrain.ops import chunked_loss
 from jaxtrain.optim import build
 from jaxtrain.optim.schedule import Schedule
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state, state_size
-from jaxtrain.xla import hlo
 
 MODEL = dataclasses.replace(gpt.Config.tiny(), depth=1, width=32, kv_heads=1)
 SETTINGS = dataclasses.replace(

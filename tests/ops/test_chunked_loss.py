@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxtrain.cost import flops
 from jaxtrain.ops import attention, chunked_loss
-from jaxtrain.xla import flops
 
 CAP = 15.0
 ROWS, LENGTH, WIDTH, WORDS = 3, 12, 8, 29

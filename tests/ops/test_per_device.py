@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxtrain.cost import hlo
 from jaxtrain.ops import per_device
-from jaxtrain.xla import hlo
 
 ROWS = np.arange(48, dtype=np.float32).reshape(16, 3)
 SHARED = np.arange(6, dtype=np.float32).reshape(3, 2)

@@ -14,13 +14,13 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.config import param_groups
+from jaxtrain.cost.hlo import collectives
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt, llama, wan_vae
 from jaxtrain.optim import build, muon
 from jaxtrain.optim.schedule import GroupScalars, Schedule
 from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
-from jaxtrain.xla.hlo import collectives
 
 # Three square matrices, which no mesh divides evenly, and eight wide and tall ones.
 SHAPES = {f"square{n}": (16, 16) for n in range(3)} | {

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
+from jaxtrain.cost.operations import Work
+from jaxtrain.cost.step_cost import StepCost, Traffic
 from jaxtrain.planning.compilation import CompiledStep
-from jaxtrain.xla.operations import Work
-from jaxtrain.xla.step_cost import StepCost, Traffic
 
 KERNELS = {"attention_forward": 0, "attention_backward": 0, "other_convolutions": 0}
 COST = StepCost(

@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cost import communication_formula
 from flax import nnx
 from training import toy
-from xla import communication_formula
 
 from jaxtrain import config
 from jaxtrain.config import param_groups
+from jaxtrain.cost import flops
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.training import first_state, step_setup
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import ModelDefinition
 from jaxtrain.training.state_size import bytes_per_device
-from jaxtrain.xla import flops
 
 FROZEN = toy.Config(freeze=("blocks.0",))
 STEPS = 50

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 
 from jaxtrain import config
+from jaxtrain.cost import cards
+from jaxtrain.cost.step_cost import CUDNN, StepCost
+from jaxtrain.cost.step_time import step_time
 from jaxtrain.data import input_rate
 from jaxtrain.distributed import process_group
 from jaxtrain.jobs import limits
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.step_setup import StepSetup
-from jaxtrain.xla import cards
-from jaxtrain.xla.step_cost import CUDNN, StepCost
-from jaxtrain.xla.step_time import step_time
 
 
 def cost(setup: StepSetup, traced: jax.stages.Traced, compiled: jax.stages.Compiled) -> StepCost:

@@ -16,13 +16,13 @@ import jax
 from jax.profiler import ProfileData
 
 from jaxtrain import versions
+from jaxtrain.cost.hlo import Stacks
 from jaxtrain.errors import InputError
 from jaxtrain.models.contract import Batch
 from jaxtrain.optim.schedule import Scalars
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.training.state import State
 from jaxtrain.training.step import Metrics, TrainStep
-from jaxtrain.xla.hlo import Stacks
 
 SUMMARY = "summary.txt"
 

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxtrain import config
+from jaxtrain.cost.hlo import collectives
 from jaxtrain.models.reconstruction.replay_buffer import ReplayBuffer
 from jaxtrain.sharding import ShardingRule, batch_sharding, make_mesh
 from jaxtrain.training.state import ModelDefinition
-from jaxtrain.xla.hlo import collectives
 
 
 def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:

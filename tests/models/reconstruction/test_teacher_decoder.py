@@ -13,6 +13,7 @@ from flax import nnx
 from models.wan import wan_weights
 from training import toy
 
+from jaxtrain.cost.flops import product_flops
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae, wan_vae
@@ -21,7 +22,6 @@ from jaxtrain.models.wan import network as wan_network
 from jaxtrain.storage import tensor_files
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import ModelDefinition
-from jaxtrain.xla.flops import product_flops
 
 SIZES = wan_weights.NARROW["wan2.1"]
 TAUGHT = dataclasses.replace(video_ae.Config.tiny(), frames=5)

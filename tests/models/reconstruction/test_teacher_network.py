@@ -12,13 +12,13 @@ from flax import nnx
 from models.wan import wan_weights
 from training import toy
 
+from jaxtrain.cost import flops
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.reconstruction import augment
 from jaxtrain.models.wan import network as wan_network
 from jaxtrain.training import state as states
 from jaxtrain.training.model_flops import model_flops
-from jaxtrain.xla import flops
 
 SIZES = wan_weights.NARROW["wan2.1"]
 MODEL = dataclasses.replace(

@@ -11,13 +11,13 @@ import pytest
 from flax import nnx
 from training import toy
 
+from jaxtrain.cost.flops import product_flops
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.reconstruction import augment, samples, timing
 from jaxtrain.models.video_ae import blocks
 from jaxtrain.ops.cpu import COMPILER_OPTIONS
 from jaxtrain.training.model_flops import model_flops
-from jaxtrain.xla.flops import product_flops
 
 TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # padded to 8
 

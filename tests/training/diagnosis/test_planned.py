@@ -7,12 +7,12 @@ import pytest
 from planning.step_findings import compiled, traffic
 
 from jaxtrain import config
+from jaxtrain.cost import cards
 from jaxtrain.data import input_rate
 from jaxtrain.jobs import limits
 from jaxtrain.planning import planner
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.diagnosis import planned
-from jaxtrain.xla import cards
 
 H100 = types.SimpleNamespace(platform="gpu", device_kind=cards.CARDS["h100"].name)
 CPU = types.SimpleNamespace(platform="cpu", device_kind="cpu")

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxtrain.cost import cards, efficiency
 from jaxtrain.errors import InputError
-from jaxtrain.planning import efficiency
 from jaxtrain.planning.planner import Planner
-from jaxtrain.xla import cards
 
 MEASURED = efficiency.Efficiency(
     device=cards.CARDS["h100"].name, config="h100_8 --seed 3", jax="0.9.0", of_serial_bound=0.49

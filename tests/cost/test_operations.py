@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxtrain.xla import operations
+from jaxtrain.cost import operations
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

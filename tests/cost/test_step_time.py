@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from planning.step_findings import compiled, traffic
 
-from jaxtrain.xla import cards, step_time
-from jaxtrain.xla.operations import Work
-from jaxtrain.xla.step_cost import StepCost
+from jaxtrain.cost import cards, step_time
+from jaxtrain.cost.operations import Work
+from jaxtrain.cost.step_cost import StepCost
 
 H100 = cards.card("h100")
 

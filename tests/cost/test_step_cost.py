@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from training import toy
 
-from jaxtrain.xla import cards, step_time
-from jaxtrain.xla.hlo import Array, Collective
-from jaxtrain.xla.step_cost import StepCost, axis_of, traffic
+from jaxtrain.cost import cards, step_time
+from jaxtrain.cost.hlo import Array, Collective
+from jaxtrain.cost.step_cost import StepCost, axis_of, traffic
 
 AXES = {"data": 2, "fsdp": 4}
 

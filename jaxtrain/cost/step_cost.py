@@ -7,7 +7,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jaxtrain.xla import flops, hlo, operations
+from jaxtrain.cost import flops, hlo, operations
 
 CUDNN = 0.5 * 2**30
 """Assumed: bytes of convolution workspaces. cuDNN chooses its algorithms on the GPU when the
@@ -45,12 +45,12 @@ class StepCost:
     Attributes:
         model_flops: that the model needs, over all devices; MFU counts these.
         flops: of the step's matmuls and convolutions, rematerialization included; likewise.
-        work: of the instructions of a device's program (:func:`jaxtrain.xla.operations.work`).
+        work: of the instructions of a device's program (:func:`jaxtrain.cost.operations.work`).
         arguments: bytes of a device's state and batch.
         temporaries: bytes of a device at the peak.
         outputs: bytes of a device that do not replace an argument.
         program: bytes of the program, as far as the compiler counts them.
-        kernels: how the expensive operations are computed (:func:`jaxtrain.xla.hlo.kernels`), and
+        kernels: how the expensive operations are computed (:func:`jaxtrain.cost.hlo.kernels`), and
         traffic: what a device sends; both None if not read (:meth:`of`).
     """
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtrain.xla import hlo
+from jaxtrain.cost import hlo
 
 TEXT = (Path(__file__).parents[1] / "fixtures" / "program.hlo").read_text()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jaxtrain.config import files
+from jaxtrain.cost import cards
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.xla import cards
 
 
 @pytest.mark.parametrize("name", cards.CARDS)

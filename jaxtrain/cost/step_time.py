@@ -11,8 +11,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxtrain.xla.cards import Card
-from jaxtrain.xla.step_cost import StepCost, Traffic
+from jaxtrain.cost.cards import Card
+from jaxtrain.cost.step_cost import StepCost, Traffic
 
 Range = tuple[float, float]
 """In the best and in the worst case."""

@@ -21,7 +21,7 @@ class Efficiency:
     Attributes:
         device: kind of GPU, as jax prints it.
         of_serial_bound: seconds of the step's serial bound
-            (:func:`jaxtrain.xla.step_time.serial_bound`), divided by the median of the
+            (:func:`jaxtrain.cost.step_time.serial_bound`), divided by the median of the
             measured ones.
     """
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from jaxtrain.xla import hlo
+from jaxtrain.cost import hlo
 
 _SLICES = {"dynamic-slice", "gather", "slice"}
 

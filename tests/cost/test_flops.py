@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
+from jaxtrain.cost.flops import product_flops
 from jaxtrain.ops import attention, per_device
-from jaxtrain.xla.flops import product_flops
 
 
 def flops(f: Any, *arguments: jax.ShapeDtypeStruct) -> float:
