@@ -234,7 +234,7 @@ CHOSEN = {
     "config/files.py execute": "a --config file is code by design",
     "data/video/pieces.py Settings.__post_init__": _LITERAL,
     "data/text/stdlib_corpus.py _docstrings": _LITERAL,
-    "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
+    "jobs/subprocess_worker.py _named": "names in plan, bench and doctor",
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
     "cli/command_line.py run": "commands.TABLE",

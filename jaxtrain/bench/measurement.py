@@ -29,6 +29,7 @@ from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub
+from jaxtrain.jobs.subprocess_worker import Send
 from jaxtrain.ops import cpu
 from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
@@ -38,7 +39,6 @@ from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state import State, saved_part
 from jaxtrain.training.step_setup import StepSetup
 from jaxtrain.xla import gpu_memory, options
-from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
 _TRACED_STEPS = 3

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxtrain import config
-from jaxtrain.xla import subprocess_worker
-from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
+from jaxtrain.jobs import subprocess_worker
+from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed
 
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 _TIMEOUT_S = 3600.0

@@ -11,8 +11,8 @@ from jaxtrain.distributed import cluster_env
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding, verdict
 from jaxtrain.errors import InputError
+from jaxtrain.jobs.subprocess_worker import exit_on_sigterm
 from jaxtrain.storage import addresses, atomic
-from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 NOT_READY = 1
 

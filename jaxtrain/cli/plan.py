@@ -8,10 +8,10 @@ from typing import Any
 from jaxtrain import terminal
 from jaxtrain.cli import commands
 from jaxtrain.data import input_rate
+from jaxtrain.jobs.subprocess_worker import exit_on_sigterm
 from jaxtrain.planning import report, spot
 from jaxtrain.planning.planner import Plan, Planner, check_numbers
 from jaxtrain.storage import atomic
-from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 DOES_NOT_FIT = 3
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, InputError, Stopped
+from jaxtrain.jobs.subprocess_worker import Send
 from jaxtrain.storage import addresses
-from jaxtrain.xla.subprocess_worker import Send
 
 Groups = Mapping[str, Mapping[str, str]]
 """Task -> command -> one line of help."""

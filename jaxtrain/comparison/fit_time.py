@@ -9,10 +9,10 @@ from jaxtrain.config import field_values
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.distributed import cluster_env
 from jaxtrain.errors import InputError
+from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 from jaxtrain.reporting import run_files
 from jaxtrain.storage import atomic, bucket
 from jaxtrain.terminal import Say
-from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 
 _NO_LENGTH = ("--loop.epochs", "None", "--loop.tokens_per_param", "None")
 

@@ -14,12 +14,13 @@ from typing import Any
 from jaxtrain.checkpoint.pointer import ASIDE, KINDS
 from jaxtrain.comparison.side import Facts, Side
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, InputError, RunAgain
+from jaxtrain.jobs import subprocess_worker
+from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed
 from jaxtrain.reporting import facts as run_facts
 from jaxtrain.reporting import run_files, times
 from jaxtrain.storage import lock, run_marker
 from jaxtrain.terminal import Say
-from jaxtrain.xla import platform, subprocess_worker
-from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
+from jaxtrain.xla import platform
 
 TRIES = 5  # of a run that ends with a temporary failure
 _BETWEEN_TRIES_S = 5.0

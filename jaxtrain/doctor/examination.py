@@ -13,10 +13,10 @@ from typing import Any
 
 from jaxtrain import terminal
 from jaxtrain.doctor.finding import Check, Finding, problem, run_checks
+from jaxtrain.jobs import subprocess_worker
+from jaxtrain.jobs.subprocess_worker import Send, SubprocessWorker, WorkerFailed, environment
 from jaxtrain.storage import bucket
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.xla import subprocess_worker
-from jaxtrain.xla.subprocess_worker import Send, SubprocessWorker, WorkerFailed, environment
 
 LIMIT_S = 180.0
 _REMOVE_S = 10.0

@@ -17,13 +17,13 @@ from jaxtrain import config
 from jaxtrain.cost import cards, operations
 from jaxtrain.cost.hlo import Stacks
 from jaxtrain.cost.step_cost import StepCost, Traffic
+from jaxtrain.jobs.subprocess_worker import Send
 from jaxtrain.ops import per_device
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import step_setup
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.state_size import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import build_eval_step
-from jaxtrain.xla.subprocess_worker import Send
 
 _LARGEST = 5
 

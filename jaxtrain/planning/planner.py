@@ -19,10 +19,11 @@ from jaxtrain.cost import cards, efficiency, step_time
 from jaxtrain.data import input_rate
 from jaxtrain.data.contract import DataConfig, Estimate
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.jobs import subprocess_worker
+from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed
 from jaxtrain.planning import compilation, fit, prediction, shipped
 from jaxtrain.storage import addresses
-from jaxtrain.xla import platform, subprocess_worker
-from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
+from jaxtrain.xla import platform
 
 _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0

@@ -1,1 +1,1 @@
-"""XLA in this process: compiler options, the target platform, GPU memory; worker processes."""
+"""XLA in this process: compiler options, the target platform, and GPU memory."""

@@ -38,7 +38,7 @@ def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_FUNCTION", "xla.worker_functions:kill_itself")
+    monkeypatch.setattr(planner, "_FUNCTION", "jobs.worker_functions:kill_itself")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     with pytest.raises(planner.NotCompiled) as caught:
         compiled()

@@ -1,4 +1,4 @@
-"""Functions that tests run in a separate process (jaxtrain.xla.subprocess_worker)."""
+"""Functions that tests run in a separate process (jaxtrain.jobs.subprocess_worker)."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.xla.subprocess_worker import Send
+from jaxtrain.jobs.subprocess_worker import Send
 
 
 def count(request: dict[str, Any], send: Send) -> None:

@@ -13,14 +13,14 @@ from program import wait_for
 
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed, environment
+from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 
 TESTS = str(Path(__file__).parents[1])
 
 
 def worker(name: str, *, grace_s: float = 5.0, **request: Any) -> SubprocessWorker:
     variables = environment({**os.environ, "PYTHONPATH": TESTS})
-    return SubprocessWorker(f"xla.worker_functions:{name}", request, variables, grace_s)
+    return SubprocessWorker(f"jobs.worker_functions:{name}", request, variables, grace_s)
 
 
 def alive(process: int) -> bool:
@@ -64,7 +64,7 @@ def test_an_error_for_the_user_is_raised_in_the_parent(
         ("break_off", "ended with exit code 4"),
         (
             "nowhere",
-            "ended with exit code 1: AttributeError: module 'xla.worker_functions' has no ",
+            "ended with exit code 1: AttributeError: module 'jobs.worker_functions' has no ",
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     """Even if the parent was killed."""
     starter = (
         "import time\n"
-        "from xla.test_subprocess_worker import worker\n"
+        "from jobs.test_subprocess_worker import worker\n"
         f"running = worker('sleep', tidied={str(tmp_path / 'tidied')!r}, stuck=False)\n"
         "print(next(running.messages(60))['pid'], flush=True)\n"
         "time.sleep(60)\n"
