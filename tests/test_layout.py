@@ -21,6 +21,7 @@ ORDER = (
         "interop",
         "data",
         "jobs",
+        "machine",
         "telemetry",
         "cost",
         "checkpoint",

@@ -126,7 +126,7 @@ def refuse_to_start(run: object, flags: object) -> int:
     raise InputError("data.path is None: set --data.path")
 
 
-@pytest.mark.long  # tests/jobs/test_limits.py has the message
+@pytest.mark.long  # tests/test_machine.py has the message
 def test_too_few_open_files_are_one_line(tmp_path: Path) -> None:
     program.write_corpus(tmp_path)
     data = ("--data.path", "corpus", "--data.workers", "8", "--output-dir", "run")

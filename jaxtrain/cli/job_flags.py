@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 
-from jaxtrain import terminal
+from jaxtrain import machine, terminal
 from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import engines, limits
+from jaxtrain.jobs import engines
 from jaxtrain.jobs.resumable import Part
 
 
@@ -53,9 +53,9 @@ def engine(flags: commands.InProcesses) -> engines.Engine:
     if flags.engine == "ray":
         return engines.Ray(_address(flags), flags.workers, say=terminal.say)
     _refuse_ray_flags(flags)
-    if flags.workers and (text := limits.too_many(flags.workers, "--workers")):
+    if flags.workers and (text := machine.too_many(flags.workers, "--workers")):
         raise InputError(text)
-    return engines.Processes(flags.workers or limits.cores())
+    return engines.Processes(flags.workers or machine.cores())
 
 
 def cluster(flags: commands.OnDevices) -> engines.Ray | None:

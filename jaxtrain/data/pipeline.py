@@ -23,6 +23,7 @@ import grain
 import jax
 import numpy as np
 
+from jaxtrain import machine
 from jaxtrain.data import sampler, worker_count
 from jaxtrain.data.placement import HostArrays, Placement, Spec, batch_size_of
 from jaxtrain.data.quarantine import Quarantine
@@ -30,7 +31,7 @@ from jaxtrain.data.source import Source
 from jaxtrain.data.validation import Validated
 from jaxtrain.data.validation_rows import ValidationRows
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import limits, worker_process
+from jaxtrain.jobs import worker_process
 from jaxtrain.sharding import local_rows
 
 # Grain's iterators are closed, but never exhausted. When they end by themselves, the last batches
@@ -99,9 +100,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.ids = np.empty(0, np.int64)
         self._to_devices = Placement(mesh, spec, index_limits)
         devices = len(mesh.local_devices)
-        if workers and (text := limits.too_many(workers)):
+        if workers and (text := machine.too_many(workers)):
             raise InputError(text)
-        limits.allow_files()
+        machine.allow_files()
         worker_process.ignore_unstarted()
         local, block = rows.rows_per_batch, rows.order.block
         held = worker_count.most_batches(local, workers, prefetch, devices, block)
@@ -185,7 +186,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             # The traceback would keep parts of a batch, and so Grain's shared memory, to the end.
             self._offer(error.with_traceback(None))
         except OSError as error:
-            refused = limits.refused(error, self.workers) if self.workers else None
+            refused = machine.refused(error, self.workers) if self.workers else None
             self._offer(refused or error)
         except BaseException as error:
             self._offer(error)

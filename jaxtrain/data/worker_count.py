@@ -14,7 +14,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.jobs import limits, worker_process
+from jaxtrain import machine
+from jaxtrain.jobs import worker_process
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.telemetry import formats
 
@@ -75,9 +76,9 @@ def choose(
                 "space (docker run --shm-size)"
             )
         return WorkerCount(data.workers, text)
-    available = limits.cores(processes)
+    available = machine.cores(processes)
     batches = math.inf if not batch else _SHARE_OF_SHARED_MEMORY * shared / (batch * processes)
-    free, limited = limits.memory()
+    free, limited = machine.memory()
     left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES
     fit = functools.partial(chosen, data, available, rows=rows, devices=devices, on_cpu=on_cpu)
     most, number = fit(), fit(batches=batches, memory=left, batch=batch)
@@ -123,7 +124,7 @@ def chosen(
     fitting = [
         n
         for n in needed
-        if n <= fit_shared and n * limits.WORKER_BYTES + needed[n] * batch <= memory
+        if n <= fit_shared and n * machine.WORKER_BYTES + needed[n] * batch <= memory
     ]
     largest = max(fitting, default=1)
     unit = _most_parts(rows, devices, data.block)

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from jaxtrain import machine
 from jaxtrain.config import invocation
 from jaxtrain.data import loader_rate
 from jaxtrain.data.loader_rate import LONGEST_S, Rate
@@ -13,7 +14,6 @@ from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.interop import hub, huggingface, weights
-from jaxtrain.jobs import limits
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.formats import counted
 from jaxtrain.training import preflight
@@ -118,7 +118,7 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
             quarantine=quarantine,
         )
         more = sorted(quarantine.found() - {bad.path for bad in sources.bad})
-    yield judged(rate, limits.cores())
+    yield judged(rate, machine.cores())
     if more:
         yield _broken(f"the trial found {len(more)} more broken files", more)
 

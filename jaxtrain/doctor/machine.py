@@ -11,7 +11,7 @@ import jax
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from jaxtrain import config, versions
+from jaxtrain import config, machine, versions
 from jaxtrain.checkpoint import store
 from jaxtrain.config import invocation, mesh_fit
 from jaxtrain.cost import cards
@@ -19,7 +19,6 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
-from jaxtrain.jobs import limits
 from jaxtrain.storage.disks import free_bytes
 from jaxtrain.telemetry.formats import counted, size
 from jaxtrain.telemetry.hardware import Driver, Gpu
@@ -217,7 +216,7 @@ def packages(find: Find = installed) -> Iterator[Finding]:
 
 def workers(subject: Subject) -> Iterator[Finding]:
     """Checks, like a run, that this host has the memory for the workers."""
-    if message := limits.too_many(subject.workers):
+    if message := machine.too_many(subject.workers):
         yield problem(message)
     else:
         yield ok(f"this host has memory for {counted(subject.workers, 'worker')}")

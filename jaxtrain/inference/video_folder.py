@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 
+from jaxtrain import machine
 from jaxtrain.config import Precision
 from jaxtrain.data import listing
 from jaxtrain.errors import InputError
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video import Autoencoder
-from jaxtrain.jobs import engines, limits, resumable
+from jaxtrain.jobs import engines, resumable
 
 Work = Callable[[Autoencoder, Path, Path, Callable[[], None]], dict[str, Any]]
 """(model, source, target, stop check) -> what the record states about the result.
@@ -70,7 +71,7 @@ def workers_of(
         begin = functools.partial(_begin, model.trained, model.precision, work, cluster.workers)
         return cluster, begin, f"the Ray cluster {cluster.address}"
     devices = model.devices()
-    threads = workers or max(len(devices), limits.threads())
+    threads = workers or max(len(devices), machine.threads())
     models = [model.on(device) for device in devices[:threads]]
 
     def begin_thread(worker: engines.Worker) -> resumable.Make:

@@ -28,9 +28,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar, cast
 
-from jaxtrain import terminal, versions
+from jaxtrain import machine, terminal, versions
 from jaxtrain.errors import InputError, RunAgain, first_line
-from jaxtrain.jobs import limits, worker_process
+from jaxtrain.jobs import worker_process
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -180,7 +180,7 @@ class Processes:
         Raises:
             RunAgain: workers end before they begin, and so before they try their items.
         """
-        limits.allow_files()
+        machine.allow_files()
         idle: list[Connection] = []
         starting = set[Connection]()
         running: dict[Connection, Item] = {}
@@ -254,7 +254,7 @@ def _process(begin: Begin[Any, Any], number: int) -> Iterator[Connection]:
         with worker_process.started_by_us():
             process.start()
     except OSError as error:
-        raise limits.refused(error, number + 1, "--workers") or error from error
+        raise machine.refused(error, number + 1, "--workers") or error from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     worker_end.close()

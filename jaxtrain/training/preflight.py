@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain import config
+from jaxtrain import config, machine
 from jaxtrain.checkpoint import own_files, pointer, resume, start
 from jaxtrain.checkpoint.candidates import CheckpointCandidates
 from jaxtrain.config.mesh_fit import device_count_problem, fit_to_present_devices
@@ -14,7 +14,6 @@ from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import hub, weights
-from jaxtrain.jobs import limits
 from jaxtrain.storage import addresses, bucket, run_marker
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import tracker
@@ -168,7 +167,7 @@ def _replay(run: config.Run) -> Iterator[str]:
 
 
 def _workers(run: config.Run) -> Iterator[str]:
-    if run.data.workers and (text := limits.too_many(run.data.workers)):
+    if run.data.workers and (text := machine.too_many(run.data.workers)):
         yield Problem(text, "data.workers")
 
 

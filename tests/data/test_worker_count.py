@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxtrain import config
+from jaxtrain import config, machine
 from jaxtrain.data import worker_count
-from jaxtrain.jobs import limits
 
 GIB = 2**30
 
@@ -102,9 +101,9 @@ def test_workers_and_their_batches_fit_into_memory() -> None:
 
 @pytest.mark.parametrize("limited", [False, True])
 def test_a_small_host_gets_fewer_workers(monkeypatch: pytest.MonkeyPatch, limited: bool) -> None:
-    monkeypatch.setattr(limits, "cores", lambda processes: 26)
+    monkeypatch.setattr(machine, "cores", lambda processes: 26)
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
-    monkeypatch.setattr(limits, "memory", lambda: (8.0 * GIB, limited))
+    monkeypatch.setattr(machine, "memory", lambda: (8.0 * GIB, limited))
     run = config.load("demo", ["--data.workers", "None"])
     found = worker_count.choose(run.data, run.model, rows=4, devices=1, on_cpu=False)
     # 0.8 x 8 GiB - 2 GiB for the main process = 14 workers, and their small batches.
@@ -115,9 +114,9 @@ def test_a_small_host_gets_fewer_workers(monkeypatch: pytest.MonkeyPatch, limite
 
 
 def test_a_number_in_the_config_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "cores", lambda processes: 26)
+    monkeypatch.setattr(machine, "cores", lambda processes: 26)
     monkeypatch.setattr(worker_count, "_free", lambda folder: 1e12)
-    monkeypatch.setattr(limits, "memory", lambda: (1e12, False))
+    monkeypatch.setattr(machine, "memory", lambda: (1e12, False))
     for workers, expected in (("None", 24), ("3", 3), ("0", 0)):
         run = config.load("h100_8", ["--data.workers", workers])
         found = worker_count.choose(run.data, run.model, rows=128, devices=8, on_cpu=False)

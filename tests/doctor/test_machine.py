@@ -13,7 +13,6 @@ from doctor.recorded_packages import PLUGIN, environment
 
 from jaxtrain import config
 from jaxtrain.doctor import machine
-from jaxtrain.jobs import limits
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.hardware import Driver
 
@@ -138,9 +137,9 @@ def test_shared_memory_of_dockers_default_size_and_less(tmp_path: Path, video: c
 
 def test_workers_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examined = subject(tmp_path, tiny("--mesh.fsdp", "8", "--data.workers", "16"))
-    monkeypatch.setattr(limits, "memory", lambda: (64.0 * 2**30, False))
+    monkeypatch.setattr("jaxtrain.machine.memory", lambda: (64.0 * 2**30, False))
     assert all_ok(machine.workers(examined)).endswith("for 16 workers")
-    monkeypatch.setattr(limits, "memory", lambda: (0.1 * 2**30, True))
+    monkeypatch.setattr("jaxtrain.machine.memory", lambda: (0.1 * 2**30, True))
     assert "the container's limit leaves" in only_problem(machine.workers(examined)).seen
 
 

@@ -20,8 +20,9 @@ from unittest import mock
 
 import pytest
 
+from jaxtrain import machine
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import engines, limits, worker_process
+from jaxtrain.jobs import engines, worker_process
 from jaxtrain.storage.bucket import Unavailable
 
 
@@ -163,8 +164,8 @@ def test_many_workers_may_open_their_pipes(
 ) -> None:
     """A machine with 192 cores has the limit of others: 1024."""
     limited: list[tuple[int, int]] = []
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: before)
-    monkeypatch.setattr(limits.resource, "setrlimit", lambda kind, both: limited.append(both))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: before)
+    monkeypatch.setattr(machine.resource, "setrlimit", lambda kind, both: limited.append(both))
     assert list(engines.Processes(192).map(functools.partial(square, 0), [])) == []
     assert limited[: len(raised)] == raised
     assert set(limited) == set(raised)

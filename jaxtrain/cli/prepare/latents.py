@@ -6,10 +6,10 @@ import functools
 import json
 import os
 
-from jaxtrain import config, terminal
+from jaxtrain import config, machine, terminal
 from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import limits, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.storage import atomic
 
 
@@ -53,7 +53,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     root, url = cache.root(data.cache_dir), cache.url(data.cache_dir)
     devices = 1 if cluster else jax.device_count()
     batch = -(-flags.batch // devices) * devices
-    threads = limits.cores() if data.workers is None else max(1, data.workers)
+    threads = machine.cores() if data.workers is None else max(1, data.workers)
     made = skipped = 0
     failed, totals, folders = dict[str, str](), collections.Counter[str](), list[str]()
     for shape, group in data.latent_groups(run.model, sources.train, sources.val):

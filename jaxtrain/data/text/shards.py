@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain import machine
 from jaxtrain.data import grouping
 from jaxtrain.data.text import kinds
 from jaxtrain.data.text.documents import File, Section
@@ -39,7 +40,7 @@ from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.jobs import cache, limits, record, resumable, worker_process
+from jaxtrain.jobs import cache, record, resumable, worker_process
 from jaxtrain.jobs.engines import Engine, Processes, Worker
 from jaxtrain.storage import disks
 from jaxtrain.terminal import Say
@@ -174,9 +175,9 @@ def prepare(
     with worker_process.started_by_us():  # also in a script that opens a data set itself
         outcome = resumable.run(
             items,
-            functools.partial(_begin, recipe, len(missing) < limits.cores()),
+            functools.partial(_begin, recipe, len(missing) < machine.cores()),
             folder if bucket is None else f"{bucket.url}/{bucket.name(folder)}",
-            engine=engine or Processes(limits.cores(), say),
+            engine=engine or Processes(machine.cores(), say),
             say=say,
             part=part,
             doing="tokenizing",

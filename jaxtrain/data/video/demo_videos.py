@@ -18,8 +18,9 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxtrain import machine
 from jaxtrain.data.video import writing
-from jaxtrain.jobs import cache, limits
+from jaxtrain.jobs import cache
 
 _SCENES = 1  # seed of all scenes
 VERSION = 2  # part of the folder's name: increase it whenever the files change
@@ -54,7 +55,7 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
 
     def build(work: Path) -> dict[str, Any]:
         say(f"rendering {VIDEOS} demo videos ({WIDTH}x{HEIGHT}, {FRAMES} frames)")
-        with concurrent.futures.ThreadPoolExecutor(limits.cores()) as pool:
+        with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
             list(pool.map(lambda number: _write(work, number), range(VIDEOS)))
         return {"version": VERSION, "videos": VIDEOS}
 

@@ -15,10 +15,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from jaxtrain import machine
 from jaxtrain.data.video import files, frames, pieces, sets
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache, limits
+from jaxtrain.jobs import cache
 from jaxtrain.storage import addresses, disks
 from jaxtrain.terminal import Say
 
@@ -211,7 +212,7 @@ def _usable(
             for video in map(opened.table.video, range(opened.table.length))
         ]
     else:
-        with concurrent.futures.ThreadPoolExecutor(limits.cores()) as pool:
+        with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
             videos = []
             for found in pool.map(_of_video, files.find(path, flag, root, say)):
                 if isinstance(found, BadExample):

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtrain import machine
 from jaxtrain.config import invocation
 from jaxtrain.data import grouping, remote
 from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
@@ -39,7 +40,7 @@ from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache, limits, record, resumable
+from jaxtrain.jobs import cache, record, resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, disks, file_ends
 from jaxtrain.storage.atomic import expanded
@@ -256,7 +257,7 @@ class CachedSet:
         if part.index == 0:
             say(f"{self.flag} {shown}: cutting {plan} into {addresses.public(self.folder)} (once)")
         small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
-        cores = max(1, limits.cores() // sharing)
+        cores = max(1, machine.cores() // sharing)
         engine = Threads(cores) if small else Processes(cores, say)
         prepare(self.videos, self.folder, self.settings, engine=engine, say=say, part=part)
 
@@ -472,14 +473,14 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Returns how long it takes on the cores of this host."""
-        return self.core_s / limits.cores()
+        return self.core_s / machine.cores()
 
     def __str__(self) -> str:
         minutes = f"about {formats.counted(round(self.seconds / 60), 'minute')}"
         return (
             f"{formats.counted(self.videos, 'video')} ({self.frames:,.0f} frames, "
             f"{minutes if self.seconds >= 60 else 'less than a minute'} on "
-            f"{formats.counted(limits.cores(), 'core')}, {formats.size(self.out_bytes)})"
+            f"{formats.counted(machine.cores(), 'core')}, {formats.size(self.out_bytes)})"
         )
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 
-from jaxtrain import config
+from jaxtrain import config, machine
 from jaxtrain.cost import cards
 from jaxtrain.cost.step_cost import CUDNN, StepCost
 from jaxtrain.cost.step_time import step_time
 from jaxtrain.data import input_rate
 from jaxtrain.distributed import process_group
-from jaxtrain.jobs import limits
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.step_setup import StepSetup
 
@@ -47,7 +46,7 @@ def planned(run: config.Run, step: StepCost, state_bytes: float, device: Any) ->
         return known | {"planned_step_s": None, "planned_input_s": None}
     time, gpus = step_time(step, card, run.precision), _per_node()
     processes = process_group.processes_on_this_host(os.environ)
-    host = input_rate.Host(cores=limits.cores(processes) * processes)
+    host = input_rate.Host(cores=machine.cores(processes) * processes)
     no_advice = (math.inf, math.inf)  # as if no step were shorter than the loading
     loading = input_rate.predict(run, gpus, -(-step.devices // gpus), host, no_advice)
     seconds = (time.best, time.worst)

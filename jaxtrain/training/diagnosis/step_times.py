@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxtrain import machine
 from jaxtrain.distributed import process_group
-from jaxtrain.jobs import limits
 from jaxtrain.sharding import batch_sharding, replicated
 
 # A process is slow if it starts a step later than the others by more than this fraction of it.
@@ -170,7 +170,7 @@ class SlowProcesses:
 
     def __init__(self, mesh: jax.sharding.Mesh, say: Callable[[str], None]) -> None:
         self.times = StepTimes()
-        self._throttled_s = limits.throttled_s()
+        self._throttled_s = machine.throttled_s()
         self._devices, self._say = list(mesh.devices.flat), say
         self._on_cpu = self._devices[0].platform == "cpu"
         self._named: set[tuple[int, str]] = set()
@@ -182,7 +182,7 @@ class SlowProcesses:
     def started(self) -> None:
         """Drops the steps so far, which include the start."""
         self.times.forget()
-        self._throttled_s = limits.throttled_s()
+        self._throttled_s = machine.throttled_s()
 
     def stepped(self, input_s: float) -> None:
         """Ends a step, which waited ``input_s`` for its batch; judges what was gathered before it.
@@ -209,7 +209,7 @@ class SlowProcesses:
         steps, medians = len(self.times), self.times.medians()
         if medians is None or len(self._hosts) == 1:
             return
-        before_s, self._throttled_s = self._throttled_s, limits.throttled_s()
+        before_s, self._throttled_s = self._throttled_s, machine.throttled_s()
         limited_s = (self._throttled_s - before_s) / steps
         row_of_process = np.asarray(
             [medians._replace(limited=min(limited_s, medians.step))], np.float32

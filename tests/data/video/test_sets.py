@@ -280,7 +280,7 @@ def test_a_killed_preparation_continues(
             raise KeyboardInterrupt
         return recorded(path, *rest)
 
-    monkeypatch.setattr(sets.limits, "cores", lambda: 1)
+    monkeypatch.setattr(sets.machine, "cores", lambda: 1)
     with monkeypatch.context() as patched:
         patched.setattr(pieces, "cut", cut)
         with pytest.raises(KeyboardInterrupt):

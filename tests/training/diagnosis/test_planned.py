@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from planning.step_findings import compiled, traffic
 
-from jaxtrain import config
+from jaxtrain import config, machine
 from jaxtrain.cost import cards
 from jaxtrain.data import input_rate
-from jaxtrain.jobs import limits
 from jaxtrain.planning import planner
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.diagnosis import planned
@@ -28,7 +27,7 @@ def step(**changes: Any) -> Any:
 @pytest.mark.parametrize("typed", [(), ("--loop.replay_every", "100")])
 def test_it_is_what_plan_says(monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]) -> None:
     monkeypatch.setattr(planned, "_per_node", lambda: 8)
-    monkeypatch.setattr(limits, "cores", lambda processes: 12)
+    monkeypatch.setattr(machine, "cores", lambda processes: 12)
     run = config.load(RUN[0], [*RUN[1], *typed])
     state = int(5e9)
     found = step(second_state=state if typed else 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.jobs import limits
+from jaxtrain import machine
 
 MACHINE = 64
 
@@ -16,10 +16,10 @@ MACHINE = 64
 @pytest.fixture(autouse=True)
 def all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the process use all 64 cores of a machine, so that the files decide."""
-    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: set(range(MACHINE)))
-    monkeypatch.setattr(limits.os, "cpu_count", lambda: MACHINE)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(MACHINE)))
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: MACHINE)
     for name, file in (("_CGROUPS", "cgroup"), ("_OWN_CGROUPS", "own"), ("_MEMORY", "meminfo")):
-        monkeypatch.setattr(limits, name, tmp_path / file)
+        monkeypatch.setattr(machine, name, tmp_path / file)
 
 
 def cores(place: Path, own: str, files: dict[str, str], processes: int = 1) -> int:
@@ -28,7 +28,7 @@ def cores(place: Path, own: str, files: dict[str, str], processes: int = 1) -> i
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (place / "own").write_text(own)
-    return limits.cores(processes)
+    return machine.cores(processes)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_affinity_and_other_processes_of_the_host_leave_fewer(
     assert cores(tmp_path, "0::/\n", {"cpu.max": "max 100000"}, processes=8) == 8
     cpuset = {"cpu.max": "max 100000", "cpuset.cpus.effective": "0-31"}
     assert cores(tmp_path, "0::/\n", cpuset, processes=8) == 4
-    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert cores(tmp_path, "0::/\n", limited, processes=4) == 3  # SLURM has divided the host
 
 
@@ -135,11 +135,11 @@ def test_the_memory_that_machine_and_containers_leave(
 ) -> None:
     cores(tmp_path, own, files)
     (tmp_path / "meminfo").write_text(AVAILABLE)
-    assert limits.memory() == (expected * GIB, limited)
+    assert machine.memory() == (expected * GIB, limited)
 
 
 def test_a_system_without_these_files_has_unknown_memory() -> None:
-    assert limits.memory() == (math.inf, False)
+    assert machine.memory() == (math.inf, False)
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_the_time_for_which_limits_stopped_the_process(
     tmp_path: Path, own: str, files: dict[str, str], expected: float
 ) -> None:
     cores(tmp_path, own, files)
-    assert limits.throttled_s() == expected
+    assert machine.throttled_s() == expected
 
 
 def test_more_workers_than_the_memory_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "memory", lambda: (64.0 * GIB, False))
+    monkeypatch.setattr(machine, "memory", lambda: (64.0 * GIB, False))
     text = (
         "--data.workers 100000 needs about 3,200,000 MiB of memory, and this host has 65,536 free"
     )
-    assert limits.too_many(100_000) == f"{text}: use at most 213 workers"
-    assert limits.too_many(213) is None
+    assert machine.too_many(100_000) == f"{text}: use at most 213 workers"
+    assert machine.too_many(213) is None
 
 
 @pytest.mark.parametrize(
@@ -182,16 +182,16 @@ def test_as_many_files_as_the_hard_limit_allows_may_be_open(
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
     said: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: said.append(limits))
-    limits.allow_files()
+    machine.allow_files()
     assert said == [raised]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**16, hard))
-    limits.allow_files()
+    machine.allow_files()
     assert said == [raised]
 
 
 def test_a_system_that_starts_no_more_processes_is_named() -> None:
     for number in (errno.EMFILE, errno.EAGAIN):
-        error = limits.refused(OSError(number, os.strerror(number)), 8)
+        error = machine.refused(OSError(number, os.strerror(number)), 8)
         text = f"--data.workers 8: the system refuses so many processes ({os.strerror(number)}): "
         assert str(error).startswith(f"{text}use fewer, or raise the hard limits")
-    assert limits.refused(FileNotFoundError(errno.ENOENT, "no"), 8) is None
+    assert machine.refused(FileNotFoundError(errno.ENOENT, "no"), 8) is None
