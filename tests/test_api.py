@@ -22,7 +22,7 @@ import jaxtrain
 from jaxtrain import comparison
 from jaxtrain.config import invocation
 from jaxtrain.data.input_rate import Host
-from jaxtrain.data.video import reading
+from jaxtrain.inference.video import reading
 from jaxtrain.planning import planner
 from jaxtrain.reporting.result import TrainResult
 

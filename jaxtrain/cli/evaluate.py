@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, commands, job_flags, video
 from jaxtrain.config import field_values
-from jaxtrain.data.video import evaluation_clips, files
+from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.protocols import PROTOCOLS, Protocol
+from jaxtrain.inference.video import evaluation_clips
 from jaxtrain.storage import addresses, atomic
 from jaxtrain.telemetry import formats, images
 

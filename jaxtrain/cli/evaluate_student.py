@@ -13,7 +13,7 @@ from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
 from jaxtrain.inference import distillation, evaluation, teachers
 from jaxtrain.inference.distillation import AGAINST_TEACHER, CELLS, STUDENT, TEACHER
-from jaxtrain.inference.video import Autoencoder
+from jaxtrain.inference.video.autoencoder import Autoencoder
 from jaxtrain.reporting import page
 from jaxtrain.reporting.markup import element, table
 from jaxtrain.reporting.sections import section

@@ -14,11 +14,11 @@ import numpy as np
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, commands, job_flags
-from jaxtrain.data.video import files, writing
-from jaxtrain.data.video.reading import Frame, Video
-from jaxtrain.data.video.writing import Writer
+from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
-from jaxtrain.inference import latent_files
+from jaxtrain.inference.video import latent_files, writing
+from jaxtrain.inference.video.reading import Frame, Video
+from jaxtrain.inference.video.writing import Writer
 from jaxtrain.jobs import engines, resumable
 from jaxtrain.storage import atomic
 from jaxtrain.telemetry import images
@@ -26,8 +26,8 @@ from jaxtrain.telemetry.formats import counted
 from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
 
 if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
-    from jaxtrain.inference import video_folder
-    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.inference.video import folder as video_folder
+    from jaxtrain.inference.video.autoencoder import Autoencoder
 
 
 def main(flags: commands.Encode | commands.Decode | commands.Reconstruct) -> int:
@@ -56,7 +56,7 @@ def autoencoder(
     flags: commands.Encode | commands.Decode | commands.Reconstruct, command: str
 ) -> "Autoencoder":
     """Loads the model. Imports jax, which takes seconds, so IN and OUT are checked before."""
-    from jaxtrain.inference.video import Autoencoder
+    from jaxtrain.inference.video.autoencoder import Autoencoder
     from jaxtrain.interop import hub
 
     return Autoencoder(hub.local(flags.source), flags.precision, command=command)
@@ -119,7 +119,7 @@ def process_folder(
     Raises:
         InputError: OUT has results with other settings.
     """
-    from jaxtrain.inference import video_folder
+    from jaxtrain.inference.video import folder as video_folder
 
     out = flags.target
     with command_line.resumable("files"):
@@ -193,7 +193,7 @@ def _note(video: Video, encoded: latent_files.Encoded) -> str:
 
 
 def _encode_folder(flags: commands.Encode, storage: latent_files.Storage) -> int:
-    from jaxtrain.inference import video_folder
+    from jaxtrain.inference.video import folder as video_folder
 
     cluster = job_flags.cluster(flags)
     todo = video_folder.items(
@@ -264,7 +264,7 @@ def decode(flags: commands.Decode) -> int:
 
 
 def _decode_folder(flags: commands.Decode) -> int:
-    from jaxtrain.inference import video_folder
+    from jaxtrain.inference.video import folder as video_folder
 
     cluster = job_flags.cluster(flags)
     todo = video_folder.items(flags.latents, flags.target, _LATENTS, ".mp4", terminal.out)
@@ -296,7 +296,7 @@ def reconstruct(flags: commands.Reconstruct) -> int:
 def _reconstruct(
     model: "Autoencoder", video: Video, target: Path, flags: commands.Reconstruct
 ) -> None:
-    from jaxtrain.inference import video as autoencoding
+    from jaxtrain.inference.video import autoencoder as autoencoding
 
     # Only this rule depends on the number of latents.
     exact = model.model.timing.trim == "odd_latents"

@@ -15,7 +15,7 @@ from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference import blimp, core_tasks, load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
-from jaxtrain.inference.video import Autoencoder, fetched
+from jaxtrain.inference.video.autoencoder import Autoencoder, fetched
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
 from jaxtrain.ops.sampling import Choice
@@ -228,6 +228,6 @@ def _frames(video: str | Path | np.ndarray) -> Iterable[np.ndarray]:
                 "[T, H, W, 3]"
             )
         return video
-    from jaxtrain.data.video.reading import Video
+    from jaxtrain.inference.video.reading import Video
 
     return (image.pixels for image in Video(Path(video).expanduser()).images())

@@ -18,10 +18,8 @@ from models.video_ae import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line
-from jaxtrain.data.video import reading, writing
 from jaxtrain.errors import InputError
-from jaxtrain.inference import tensor_stream
-from jaxtrain.inference import video as autoencoding
+from jaxtrain.inference.video import autoencoder, reading, tensor_stream, writing
 from jaxtrain.jobs import engines, resumable
 
 
@@ -303,7 +301,7 @@ def test_too_many_files_at_once_for_a_device_name_the_fix(
     def full(*_: object, **__: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    monkeypatch.setattr(autoencoding.Autoencoder, "encoded", full)
+    monkeypatch.setattr(autoencoder.Autoencoder, "encoded", full)
     films = tmp_path / "films"
     films.mkdir()
     (films / "clip.mp4").write_bytes((place / "clip.mp4").read_bytes())

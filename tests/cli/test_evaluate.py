@@ -20,9 +20,9 @@ from PIL import Image
 
 from jaxtrain import main
 from jaxtrain.cli import command_line, evaluate
-from jaxtrain.data.video import evaluation_clips
 from jaxtrain.errors import InputError
 from jaxtrain.inference import i3d, protocols
+from jaxtrain.inference.video import evaluation_clips
 from jaxtrain.interop import weights
 from jaxtrain.jobs import engines
 from jaxtrain.models.reconstruction import quality

@@ -11,10 +11,10 @@ from models.video_ae import small_autoencoder
 
 from jaxtrain import main
 from jaxtrain.cli import command_line
-from jaxtrain.data.video import reader, writing
-from jaxtrain.data.video import reading as video_reading
+from jaxtrain.data.video import reader
 from jaxtrain.errors import InputError
-from jaxtrain.inference import video as autoencoding
+from jaxtrain.inference.video import autoencoder, writing
+from jaxtrain.inference.video import reading as video_reading
 from jaxtrain.models.reconstruction import timing
 
 
@@ -154,8 +154,8 @@ def test_colors_are_not_shifted(
         for frame in frames:
             yield np.asarray(frame)
 
-    monkeypatch.setattr(autoencoding.Autoencoder, "encoded", same)
-    monkeypatch.setattr(autoencoding.Autoencoder, "decoded", same)
+    monkeypatch.setattr(autoencoder.Autoencoder, "encoded", same)
+    monkeypatch.setattr(autoencoder.Autoencoder, "decoded", same)
     assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
     again = [one.pixels for one in video_reading.Video(tmp_path / "out.mp4").images()]
     assert np.abs(again[0].mean((0, 1)) - color).max() < 6  # the other matrix is off by 20

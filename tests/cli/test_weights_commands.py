@@ -16,7 +16,7 @@ from models.video_ae import small_autoencoder
 
 from jaxtrain import main, versions
 from jaxtrain.errors import InputError
-from jaxtrain.inference import video
+from jaxtrain.inference.video import autoencoder
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import gpt, mlm, video_ae
 
@@ -192,7 +192,7 @@ def test_a_model_that_was_trained_with_an_adversary_loads(tmp_path: Path) -> Non
         adversary=video_ae.Adversary(replay=4),
         teacher=video_ae.Teacher(),
     )
-    one, other = (video.Autoencoder(path) for path in (bare, trained))
+    one, other = (autoencoder.Autoencoder(path) for path in (bare, trained))
     assert other.model.adversary is other.model.teacher is None
     names = [
         [(path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(nnx.state(made.module))]

@@ -13,7 +13,7 @@ from models.video_ae import small_autoencoder
 from jaxtrain.errors import InputError
 from jaxtrain.inference import distillation, evaluation, taesd_network, teachers
 from jaxtrain.inference.distillation import AGAINST_TEACHER, StudentMetrics
-from jaxtrain.inference.video import Autoencoder
+from jaxtrain.inference.video.autoencoder import Autoencoder
 from jaxtrain.interop import weights
 from jaxtrain.models import wan_vae
 from jaxtrain.models.reconstruction.timing import Timing

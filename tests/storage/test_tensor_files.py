@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import tensor_stream
+from jaxtrain.inference.video import tensor_stream
 from jaxtrain.storage import tensor_files
 
 

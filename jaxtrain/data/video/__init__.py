@@ -1,4 +1,4 @@
-"""Video data sets: one reader, sets of pieces, clips, and writing."""
+"""Video data sets for training: one reader, sets of pieces, and clips."""
 
 from jaxtrain.data.video.config import Config
 

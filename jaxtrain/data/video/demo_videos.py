@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxtrain import machine
-from jaxtrain.data.video import writing
+from jaxtrain.data.video.frames import REPEATABLE
 from jaxtrain.jobs import cache
 
 _SCENES = 1  # seed of all scenes
@@ -85,7 +85,7 @@ def to_uint8(picture_HW3: Array) -> NDArray[np.uint8]:
 def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int, keyframes: int = FPS) -> None:
     """Writes RGB frames, each uint8 [H, W, 3], as H.264 in MP4; a keyframe at least so often."""
     g = str(keyframes)
-    options = {"crf": "14", "preset": "veryfast", "g": g, "x264-params": writing.REPEATABLE}
+    options = {"crf": "14", "preset": "veryfast", "g": g, "x264-params": REPEATABLE}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options=options)
         stream.pix_fmt = "yuv420p"

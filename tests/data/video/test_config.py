@@ -11,8 +11,9 @@ import pytest
 from data.video import sample_videos as sample
 
 from jaxtrain.data import sampler, validation, video
-from jaxtrain.data.video import evaluation_clips, pieces
+from jaxtrain.data.video import pieces
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.inference.video import evaluation_clips
 
 PLAIN: dict[str, Any] = {  # no augmentation
     "flip": False,

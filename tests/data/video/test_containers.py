@@ -20,9 +20,10 @@ import pytest
 from av.video.frame import VideoFrame
 from data.video import sample_videos as sample
 
-from jaxtrain.data.video import pieces, reading, sets
+from jaxtrain.data.video import pieces, sets
 from jaxtrain.data.video.reader import Break, Frame, Reader
 from jaxtrain.errors import BadExample
+from jaxtrain.inference.video import reading
 
 FRAMES = 48
 

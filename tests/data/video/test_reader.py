@@ -16,8 +16,8 @@ from data.video import sample_videos as sample
 
 from jaxtrain.data.video import pieces, reader
 from jaxtrain.data.video.reader import Break, Frame, Look, Reader, Span
-from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.inference.video.reading import Video
 
 HEVC = {"codec": "libx265", "preset": "ultrafast", "x265-params": "log-level=none:keyint=12"}
 

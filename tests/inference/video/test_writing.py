@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from models.video_ae import small_autoencoder
 
-from jaxtrain.data.video import reading, writing
-from jaxtrain.data.video.reading import Frame
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.inference.video import reading, writing
+from jaxtrain.inference.video.reading import Frame
 
 
 def test_the_bytes_do_not_depend_on_memory_addresses_or_cores(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jaxtrain.config import Precision
 from jaxtrain.data import listing
 from jaxtrain.errors import InputError
 from jaxtrain.inference.load import TrainedModel
-from jaxtrain.inference.video import Autoencoder
+from jaxtrain.inference.video.autoencoder import Autoencoder
 from jaxtrain.jobs import engines, resumable
 
 Work = Callable[[Autoencoder, Path, Path, Callable[[], None]], dict[str, Any]]

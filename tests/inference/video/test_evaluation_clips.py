@@ -11,10 +11,11 @@ import av
 import pytest
 from data.video import sample_videos
 
-from jaxtrain.data.video import evaluation_clips, prepare_clips
+from jaxtrain.data.video import prepare_clips
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Break, Frame, Item, Look
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.inference.video import evaluation_clips
 from jaxtrain.jobs import engines
 from jaxtrain.storage import disks
 

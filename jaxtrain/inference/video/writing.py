@@ -12,16 +12,12 @@ from av.audio.stream import AudioStream
 from av.video.reformatter import ColorRange, Colorspace
 
 from jaxtrain.data.video import frames, reader
-from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
+from jaxtrain.inference.video.reading import Frame, Video
 from jaxtrain.storage import atomic, disks
 
 ENDINGS = (".mp4", ".m4v", ".mov", ".mkv")
-# By default, x264 chooses instructions, which round differently, by a frame's memory address: 18 of
-# 1,600 repeated files differed, and none with this. The bytes also depend on the number of threads,
-# by default that of the machine's cores.
-REPEATABLE = "cpu-independent=1"
-_THREADS = 8
+_THREADS = 8  # the bytes depend on it; by default, it is that of the machine's cores
 _USUAL_LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1"}
 _USUAL_LAYOUTS |= {7: "6.1", 8: "7.1"}
 _NOT_IN_MOV = ("flac", "opus")  # FFmpeg's table has them, and its muxer refuses them
@@ -49,7 +45,7 @@ class Writer:
     sound: list[AudioStream]
 
     def __post_init__(self) -> None:
-        self._options = {"crf": str(self.crf), "preset": "fast", "x264-params": REPEATABLE}
+        self._options = {"crf": str(self.crf), "preset": "fast", "x264-params": frames.REPEATABLE}
         self._stream: Any = None
         self._waiting: list[av.Packet] = []
         self._copies: dict[int, Any] = {}

@@ -18,13 +18,14 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain.config import invocation
-from jaxtrain.data.video import writing
-from jaxtrain.data.video.reading import Frame, Video
 from jaxtrain.errors import InputError
-from jaxtrain.inference import tensor_stream
+from jaxtrain.inference.video import tensor_stream, writing
+from jaxtrain.inference.video.reading import Frame, Video
 
 if TYPE_CHECKING:
-    from jaxtrain.inference.video import Autoencoder  # takes seconds, because of jax
+    from jaxtrain.inference.video.autoencoder import (
+        Autoencoder,  # takes seconds, because of jax
+    )
 
 _LARGEST = 2**31 - 1  # largest number of frames, and of pixels per side
 _MOST_DIGITS = 40  # int() has its own limit, and is slow below it
@@ -92,7 +93,7 @@ def encode(
     Args:
         each_frame: called after each frame was read; may raise to stop.
     """
-    from jaxtrain.inference import video as autoencoding
+    from jaxtrain.inference.video import autoencoder
     from jaxtrain.interop import weights
 
     storage.check(model.model.latent_channels)
@@ -127,7 +128,7 @@ def encode(
     changed = storage.scale != (1.0,) or storage.shift != (0.0,)
     latents = (
         latent * scale + shift if changed else latent
-        for latent in autoencoding.fetched(model.encoded(pixels()))
+        for latent in autoencoder.fetched(model.encoded(pixels()))
     )
     name, markers = _STORED_AS[storage.layout]
     with tensor_stream.writing(target, name, storage.dtype, about, markers) as rows:
@@ -232,7 +233,7 @@ def decode(
         crf: H.264 quality.
         each_frame: called after each frame was written; may raise to stop.
     """
-    from jaxtrain.inference import video as autoencoding
+    from jaxtrain.inference.video import autoencoder
 
     _check(model, source)
     wanted, rate = source.frames, source.rate
@@ -243,7 +244,7 @@ def decode(
             source.latents(), height=source.height, width=source.width, count=source.shape[0]
         )
         for number, pixels in zip(range(wanted), images, strict=False):
-            padded = autoencoding.even(*pixels.shape[:2])(pixels)
+            padded = autoencoder.even(*pixels.shape[:2])(pixels)
             writer.add(Frame(padded, number))
             each_frame()
     before = f"{pixels.shape[1]}x{pixels.shape[0]}"
