@@ -93,7 +93,7 @@ def _help(*words: str) -> str:
 
 def config_fields() -> str:
     """The fields of every section, with the defaults of its class."""
-    from jaxtrain.config import help as config_help
+    from jaxtrain.cli import help as config_help
 
     seen: dict[tuple[str, type[object]], config_help.Section] = {}
     names = ("h100_1", "wan2_2_decoder_h100_1", "demo_mlm", "ettin_150m_h100_8", "demo_gpt")

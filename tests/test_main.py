@@ -13,8 +13,8 @@ import program
 import pytest
 
 from jaxtrain import config, main
-from jaxtrain.cli import command_line, commands, train
-from jaxtrain.config import flags, run_flags
+from jaxtrain.cli import command_line, commands, flags, train
+from jaxtrain.config import run_flags
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import InputError
 from jaxtrain.training import session

@@ -1,4 +1,7 @@
-"""Commands of the ``jaxtrain`` program by what they work on; their flags are in one table."""
+"""Commands of the ``jaxtrain`` program by what they work on; their flags are in one table.
+
+`commands.py` is that table, `flags.py` parses what is typed, and `help.py` describes it.
+"""
 
 COMMAND_GROUPS = {
     "Use a model": {

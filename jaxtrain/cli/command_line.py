@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxtrain import config, terminal
+from jaxtrain.cli import flags, help
 from jaxtrain.cli.commands import TABLE, Command, OfConfig, OfModel
-from jaxtrain.config import field_values, files, flags, help, invocation
+from jaxtrain.config import field_values, files, invocation
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import InputError, Stopped
 

@@ -1,4 +1,4 @@
-"""What can be typed: a dataclass per command, as :mod:`jaxtrain.config.flags` parses it.
+"""What can be typed: a dataclass per command, as :mod:`jaxtrain.cli.flags` parses it.
 
 It imports nothing heavy, so that help and wrong use need no jax.
 """

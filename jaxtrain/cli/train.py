@@ -41,8 +41,8 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
         print(_help(arguments, groups))
         return 0
     from jaxtrain import config
-    from jaxtrain.cli import command_line
-    from jaxtrain.config import flags, overrides
+    from jaxtrain.cli import command_line, flags
+    from jaxtrain.config import overrides
     from jaxtrain.config.run_flags import RunFlags
 
     typed, problems = flags.parse(RunFlags, "train", arguments)
@@ -97,8 +97,8 @@ def all_flags() -> list[str]:
 
 def _help(arguments: Sequence[str], groups: Groups) -> str:
     from jaxtrain import config
-    from jaxtrain.config import flags
-    from jaxtrain.config import help as config_help
+    from jaxtrain.cli import flags
+    from jaxtrain.cli import help as config_help
     from jaxtrain.config.run_flags import RunFlags
 
     at = next((at for at, word in enumerate(arguments) if word in _HELP), 0)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from jaxtrain import config, main
-from jaxtrain.config import field_values, files, help, overrides
+from jaxtrain.cli import help
+from jaxtrain.config import field_values, files, overrides
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 

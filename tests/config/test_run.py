@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 
 from jaxtrain import config
-from jaxtrain.config import bounds, files, help, overrides, run_length
+from jaxtrain.cli import help
+from jaxtrain.config import bounds, files, overrides, run_length
 from jaxtrain.errors import InputError
 from jaxtrain.models.contract import ModelConfig
 

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import main
-from jaxtrain.cli import train
-from jaxtrain.config import flags
+from jaxtrain.cli import flags, train
 from jaxtrain.config.run_flags import RunFlags
 
 CHECKOUT = Path(__file__).resolve().parents[2]

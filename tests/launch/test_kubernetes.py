@@ -9,8 +9,7 @@ import pytest
 import yaml
 from launch.stub import LAUNCH, Stubs
 
-from jaxtrain.cli import command_line, job_flags
-from jaxtrain.config import flags
+from jaxtrain.cli import command_line, flags, job_flags
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.distributed import cluster_env
 from jaxtrain.jobs.resumable import Part

@@ -12,7 +12,7 @@ import yaml
 from launch.stub import LAUNCH, Stubs
 
 from jaxtrain import config
-from jaxtrain.config import flags
+from jaxtrain.cli import flags
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.storage import bucket
 

@@ -16,7 +16,8 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxtrain.config import field_values, flags
+from jaxtrain.cli import flags
+from jaxtrain.config import field_values
 from jaxtrain.config.overrides import section_class
 from jaxtrain.errors import InputError
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from jaxtrain.config import flags
+from jaxtrain.cli import flags
 from jaxtrain.config.bounds import Bounds
 from jaxtrain.config.run_flags import UNTYPED
 from jaxtrain.errors import InputError
