@@ -55,7 +55,7 @@ class Config(ModelConfig):
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of tokens, targets, and weights."""
-        return attention.batch_spec(batch_size, self.sequence_length)
+        return chunked_loss.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
         """Returns exclusive upper limits for the integers of a batch."""

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtrain.data.text import byte_level, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.ops import attention, generation
+from jaxtrain.ops import chunked_loss, generation
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.training import state
 from jaxtrain.training.validation import weighted_means
@@ -146,13 +146,13 @@ class CausalModel:
             follow, static_argnames="choice", donate_argnums=1, compiler_options=how
         )
 
-        def evaluate(arrays: state.Arrays, batch: attention.Batch) -> attention.Sums:
-            sums: attention.Sums = definition.module(arrays, {}).evaluate(batch)
+        def evaluate(arrays: state.Arrays, batch: chunked_loss.Batch) -> chunked_loss.Sums:
+            sums: chunked_loss.Sums = definition.module(arrays, {}).evaluate(batch)
             return sums
 
-        self._evaluate: Callable[..., attention.Sums] = jax.jit(evaluate, compiler_options=how)
+        self._evaluate: Callable[..., chunked_loss.Sums] = jax.jit(evaluate, compiler_options=how)
 
-        def predict(arrays: state.Arrays, batch: attention.Batch) -> tuple[jax.Array, jax.Array]:
+        def predict(arrays: state.Arrays, batch: chunked_loss.Batch) -> tuple[jax.Array, jax.Array]:
             predictions = definition.module(arrays, {}).predict(batch)
             return predictions.cost.sum(1), predictions.right.sum(1)
 
@@ -374,7 +374,7 @@ class CausalModel:
     def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
         return {
             "tokens": np.full(shape, self.begin, np.int32),
-            "targets": np.full(shape, attention.IGNORED, np.int32),
+            "targets": np.full(shape, chunked_loss.IGNORED, np.int32),
             "target_bytes": np.zeros(shape, np.int32),
             "weight": np.ones(shape[0], np.float32),
         }

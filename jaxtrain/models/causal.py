@@ -28,7 +28,16 @@ from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
 from jaxtrain.ops import attention, chunked_loss, generation, token_frequencies
 from jaxtrain.ops.init import normal_init, uniform_init
-from jaxtrain.ops.layers import Remat, capped, dropout, embed, remat, split_keys, squared_relu
+from jaxtrain.ops.layers import (
+    Remat,
+    capped,
+    dropout,
+    embed,
+    remat,
+    rms_norm,
+    split_keys,
+    squared_relu,
+)
 
 Kernel = Callable[[nnx.Rngs, int, int], nnx.Param[jax.Array]]
 """Draws an initial kernel [in, out]."""
@@ -159,8 +168,8 @@ class CausalConfig(ModelConfig):
             )
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """See :func:`jaxtrain.ops.attention.batch_spec`."""
-        return attention.batch_spec(batch_size, self.sequence_length)
+        """See :func:`jaxtrain.ops.chunked_loss.batch_spec`."""
+        return chunked_loss.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
         """Returns the number of valid values of each array of indices in a batch."""
@@ -204,7 +213,7 @@ class Embedding(nnx.Module):
         """Maps ids to [B, S, D]."""
         x_BSD = embed(self.table[...], tokens_BS)
         if self.kind.qk_norm:
-            x_BSD = attention.rms_norm(x_BSD, self.norm_eps)
+            x_BSD = rms_norm(x_BSD, self.norm_eps)
         return dropout(x_BSD, self.dropout, keys_B)
 
 
@@ -351,7 +360,7 @@ class Block(nnx.Module):
         return attention.rotate_normalized(x_BSNK, cos_SI, sin_SI, eps, scale)
 
     def _norm(self, x: jax.Array, scale: nnx.Param[jax.Array] | None) -> jax.Array:
-        return attention.rms_norm(x, self.sizes.norm_eps, None if scale is None else scale[...])
+        return rms_norm(x, self.sizes.norm_eps, None if scale is None else scale[...])
 
 
 class Head(nnx.Module):
@@ -388,7 +397,7 @@ class Head(nnx.Module):
 
     def _normalized(self, x_BSD: jax.Array) -> jax.Array:
         scale = None if self.norm is None else self.norm[...]
-        return attention.rms_norm(x_BSD, self.norm_eps, scale)
+        return rms_norm(x_BSD, self.norm_eps, scale)
 
     def _words(self, embedding: Embedding) -> jax.Array:
         return (embedding.table if self.words is None else self.words)[...]

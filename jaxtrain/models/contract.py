@@ -87,12 +87,8 @@ from jaxtrain.config.metrics import Metric
 from jaxtrain.errors import InputError
 from jaxtrain.models import weight_table
 from jaxtrain.models.weight_table import Tensors, WeightTable
-from jaxtrain.ops.chunked_loss import Predictions
+from jaxtrain.ops.chunked_loss import Batch, Predictions, Sums
 
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
-"""Metric -> (sum, weight), float32 scalars; of a validation also (sum, weight, of examples), with
-float32 [2, B]: each example's sum and weight."""
 Task = Literal["generate", "fill", "reconstruct"]
 
 

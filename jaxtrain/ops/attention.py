@@ -1,4 +1,4 @@
-"""Attention, and building blocks of causal language models: batches, norm, and positions.
+"""Attention, and the rotary positions of its queries and keys.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values (H divides
 N), K width of a head, T keys, Q either S or 1 (the same for every query).
@@ -19,9 +19,6 @@ from jax import lax
 from jaxtrain.ops.layers import dropout, einsum_float32
 from jaxtrain.ops.per_device import platform
 
-IGNORED = -1
-"""The target of a position that is not predicted."""
-
 # Head widths that cuDNN's attention supports on every GPU since A100.
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
@@ -31,23 +28,6 @@ _BLOCK = 4
 
 
 _counts = contextvars.ContextVar("counts", default=False)
-
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
-
-
-def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the arrays of a batch of causal language models.
-
-    `tokens` and `targets`, the token after each, int32 [B, S]; a target of -1 is not predicted.
-    `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special token.
-    `weight` float32 [B].
-    """
-    tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-    return {
-        **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
-        "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
-    }
 
 
 def fewest_heads(width: int, most: int) -> int:
@@ -59,20 +39,6 @@ def fewest_heads(width: int, most: int) -> int:
     least = math.ceil(width / most)
     of = [n for step in (8, 2) for n in range(least, 2 * least) if width % (step * n) == 0]
     return of[0] if of else least
-
-
-def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Array:
-    """Divides by the root of the mean square over the last dimension; float32 inside.
-
-    Args:
-        x: [..., D].
-        scale: [D], multiplies the result; None is ones.
-    """
-    wide = x.astype(jnp.float32)
-    normal = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
-    if scale is not None:
-        normal = normal * scale.reshape((1,) * (x.ndim - 1) + (-1,))
-    return normal.astype(x.dtype)
 
 
 def rotary(

@@ -1,5 +1,7 @@
 """Computes the loss of causal language models in chunks, never all logits of a batch at a time.
 
+:func:`batch_spec` describes their batches.
+
 Shapes: B sequences, S tokens, D hidden width, V vocabulary, P tokens of a sequence per chunk.
 """
 
@@ -13,8 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtrain.ops import per_device
-from jaxtrain.ops.attention import IGNORED, Batch, Sums
 from jaxtrain.ops.layers import cross_entropy, einsum_float32
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+"""Metric -> (sum, weight), float32 scalars; of a validation also (sum, weight, of examples), with
+float32 [2, B]: each example's sum and weight."""
+
+IGNORED = -1
+"""The target of a position that is not predicted."""
 
 CHUNK_TOKENS = 16_384
 """Tokens per device whose logits are in memory at the same time, at most.
@@ -23,6 +32,20 @@ The gradient of the output layer is read and written once per chunk, in float32.
 GPT with 768 hidden units on 32 sequences of 2,048 tokens (jax 0.10.2, for an H100), chunks of 4,096
 tokens move 247.7 GB and these 238.1 GB, with 24.5 and 27.5 GiB of temporaries.
 """
+
+
+def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the arrays of a batch of causal language models.
+
+    `tokens` and `targets`, the token after each, int32 [B, S]; a target of -1 is not predicted.
+    `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special token.
+    `weight` float32 [B].
+    """
+    tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+    return {
+        **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
+        "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+    }
 
 
 class Predictions(NamedTuple):

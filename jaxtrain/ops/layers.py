@@ -267,6 +267,20 @@ def _geglu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 geglu.defvjp(_geglu_forward, _geglu_backward)
 
 
+def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Array:
+    """Divides by the root of the mean square over the last dimension; float32 inside.
+
+    Args:
+        x: [..., D].
+        scale: [D], multiplies the result; None is ones.
+    """
+    wide = x.astype(jnp.float32)
+    normal = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    if scale is not None:
+        normal = normal * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+    return normal.astype(x.dtype)
+
+
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     """Normalizes the last dimension; statistics in float32.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.ops import attention, per_device
+from jaxtrain.ops import attention, layers, per_device
 
 LENGTH, WIDTH = 12, 8
 
@@ -43,7 +43,7 @@ def test_rotation_and_norm_have_the_gradient_of_their_formula(eps: float, scale:
         first, second = jnp.split(x, 2, axis=-1)
         c, s = cos[None, :, None], sin[None, :, None]
         turned = jnp.concatenate([first * c + second * s, second * c - first * s], axis=-1)
-        return scale * attention.rms_norm(turned, eps)
+        return scale * layers.rms_norm(turned, eps)
 
     def ours(x: jax.Array) -> jax.Array:
         return attention.rotate_normalized(x, cos, sin, eps, scale)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.cost import flops
-from jaxtrain.ops import attention, chunked_loss
+from jaxtrain.ops import chunked_loss
 
 CAP = 15.0
 ROWS, LENGTH, WIDTH, WORDS = 3, 12, 8, 29
@@ -23,7 +23,7 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
 def inputs() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
     targets = rng.integers(0, WORDS, (ROWS, LENGTH))
-    targets[0, :4] = targets[2, -1] = attention.IGNORED
+    targets[0, :4] = targets[2, -1] = chunked_loss.IGNORED
     weight = jnp.asarray(rng.uniform(0.5, 2, (ROWS, LENGTH)), jnp.float32)
     x, words = normal((ROWS, LENGTH, WIDTH)), 3 * normal((WORDS, WIDTH), 1)
     return x, words, jnp.asarray(targets, jnp.int32), weight
@@ -82,7 +82,7 @@ def test_costs_and_hits_are_computed_per_position() -> None:
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     for row, at in np.ndindex(ROWS, LENGTH):
         target = int(targets[row, at])
-        if target == attention.IGNORED:
+        if target == chunked_loss.IGNORED:
             assert found.cost[row, at] == 0
             assert not found.right[row, at]
         else:

@@ -17,7 +17,7 @@ from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.models import from_file
 from jaxtrain.models.contract import Model, ModelConfig
-from jaxtrain.ops import attention
+from jaxtrain.ops import chunked_loss
 from jaxtrain.training.diagnosis import model_check
 
 Result = Callable[[jax.Array, jax.Array], Any]
@@ -54,7 +54,7 @@ def broken(
             return Module()
 
         def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-            spec = attention.batch_spec(batch_size, self.sequence_length)
+            spec = chunked_loss.batch_spec(batch_size, self.sequence_length)
             return {name: part for name, part in spec.items() if name not in without.split()}
 
     run = dataclasses.replace(config.named("demo_gpt"), model=Config())
