@@ -124,7 +124,7 @@ def config_fields() -> str:
 
 # Which of several classes of the same section a heading is about.
 _OWNERS = {
-    "jaxtrain.models.video_ae.config": "video autoencoder",
+    "jaxtrain.models.video_ae.autoencoder": "video autoencoder",
     "jaxtrain.models.wan_vae": "Wan's autoencoder",
     "jaxtrain.models.mlm": "masked LM",
     "jaxtrain.models.modern_bert": "ModernBERT",

@@ -28,8 +28,9 @@ from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import console, progress_bar
 from jaxtrain.telemetry.console import Console, line_of
-from jaxtrain.telemetry.events import EventLog, file_sinks
+from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.phases import Now, Phases
+from jaxtrain.telemetry.sinks import file_sinks
 
 TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "CI": "", "COLUMNS": "80", "LINES": "24"}
 BEGIN = """

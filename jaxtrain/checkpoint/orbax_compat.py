@@ -17,7 +17,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from jaxtrain.checkpoint.remote import INDEX, INDEX_DATA
+from jaxtrain.checkpoint.pointer import INDEX, INDEX_DATA
 from jaxtrain.storage.disks import reason
 
 

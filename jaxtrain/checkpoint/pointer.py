@@ -51,6 +51,13 @@ SUPERSEDED, DAMAGED, SUSPECT, BAD_STEP = "superseded", "damaged", "suspect", "ba
 """Why a checkpoint is aside: the first word of its reason."""
 FILES = "checkpoints/files"
 STATE = "state"  # folder of the arrays, in that of a checkpoint
+INDEX, INDEX_DATA = "manifest.ocdbt", "d"
+"""In the folder of the arrays: what Orbax makes of the files of all processes to find them.
+
+Each process of a run in a bucket has only its own files. So these are not in the bucket, and are
+made where a checkpoint is fetched. They are small: the arrays themselves are in the files of the
+processes.
+"""
 
 PIECE_BYTES = 2**26
 _BUFFER_BYTES = 2**20

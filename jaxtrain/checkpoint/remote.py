@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jaxtrain.checkpoint import own_files, pointer
-from jaxtrain.checkpoint.pointer import CHECKPOINTS, KINDS, STATE, Damaged, Pointer
+from jaxtrain.checkpoint.pointer import CHECKPOINTS, INDEX, KINDS, STATE, Damaged, Pointer
 from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, mark_copy
 from jaxtrain.errors import InputError
 from jaxtrain.storage import file_copies, lock, run_marker
@@ -19,14 +19,6 @@ from jaxtrain.storage.bucket import Bucket, normalized
 from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.storage.file_copies import FileCopies
 from jaxtrain.terminal import Say
-
-INDEX, INDEX_DATA = "manifest.ocdbt", "d"
-"""In the folder of the arrays: what Orbax makes of the files of all processes to find them.
-
-Each process of a run in a bucket has only its own files. So these are not in the bucket, and are
-made where a checkpoint is fetched. They are small: the arrays themselves are in the files of the
-processes.
-"""
 
 _OF_PROCESS = "ocdbt.process_"  # begins the names of folders with the files of a process
 _AT_ONCE = 8  # files

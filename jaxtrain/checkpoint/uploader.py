@@ -453,7 +453,7 @@ class Uploader:
         # The index of the arrays is made where they are fetched. Process 0 has its own of the other
         # files that describe them.
         state = f"{pointer.STATE}/"
-        index = (f"{state}{remote.INDEX}", f"{state}{remote.INDEX_DATA}/")
+        index = (f"{state}{pointer.INDEX}", f"{state}{pointer.INDEX_DATA}/")
         files = {
             name: about
             for name, about in described.files.items()

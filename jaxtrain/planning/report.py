@@ -3,18 +3,21 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jaxtrain.cost.step_time import ERROR, Range, seconds
 from jaxtrain.data.contract import MOST_PREPARATION_S
 from jaxtrain.data.input_rate import CORES_PER_GPU, KINDS
 from jaxtrain.planning import prediction
 from jaxtrain.planning.fit import Tried
-from jaxtrain.planning.planner import Plan
 from jaxtrain.planning.prediction import HOUR_S
 from jaxtrain.planning.spot import REPLACE_S, Spot
 from jaxtrain.telemetry import formats
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
+
+if TYPE_CHECKING:
+    from jaxtrain.planning.planner import Plan
 
 _WIDTH = 80
 _TEMPORARIES = 3
@@ -32,12 +35,12 @@ _PURPOSES = {
 _ALWAYS = ("parameters", "optimizer", "temporaries")
 
 
-def text(plan: Plan) -> str:
+def text(plan: "Plan") -> str:
     """Formats a complete plan, in sections."""
     return "\n\n".join([_heading(plan), memory(plan), _step(plan), _input(plan), _run(plan)])
 
 
-def on_spot(plan: Plan, spot: Spot | None) -> str:
+def on_spot(plan: "Plan", spot: Spot | None) -> str:
     """Formats what a run costs on spot machines, beside what it costs on others."""
     if spot is None:
         return "on spot machines: unknown, as the hours are"
@@ -60,7 +63,7 @@ def on_spot(plan: Plan, spot: Spot | None) -> str:
     return "\n".join(map(_wrapped, lines))
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: "Plan") -> str:
     """States whether the run fits, and by how much."""
     spare = plan.memory.spare / GIB
     if spare < 0:
@@ -78,7 +81,7 @@ def ranking(tried: Sequence[Tried]) -> str:
     return "\n".join(lines)
 
 
-def _heading(plan: Plan) -> str:
+def _heading(plan: "Plan") -> str:
     step = plan.step
     nodes = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
     parameters = f"{step.elements:,} parameters"
@@ -104,7 +107,7 @@ def _heading(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def memory(plan: Plan) -> str:
+def memory(plan: "Plan") -> str:
     """Lists what each device needs and has, and the largest temporaries."""
     memory = plan.memory
     lines = ["memory per device, GiB"]
@@ -128,7 +131,7 @@ def memory(plan: Plan) -> str:
     )
 
 
-def _step(plan: Plan) -> str:
+def _step(plan: "Plan") -> str:
     cost, time = plan.step.cost, plan.time
     flops, needed = (n / cost.devices / 1e12 for n in (cost.flops, cost.model_flops))
     lines = [
@@ -155,7 +158,7 @@ def _step(plan: Plan) -> str:
     return "\n".join([*lines, f"  serial bound  {1000 * time.serial:9.2f} ms   {spent}"])
 
 
-def _traffic(plan: Plan) -> list[str]:
+def _traffic(plan: "Plan") -> list[str]:
     cost, time = plan.step.cost, plan.time
     if cost.devices == 1:
         return []
@@ -175,7 +178,7 @@ def _traffic(plan: Plan) -> list[str]:
     ]
 
 
-def _input(plan: Plan) -> str:
+def _input(plan: "Plan") -> str:
     given, time = plan.input, plan.time
     clips = KINDS[given.kind].unit == "clips" and not given.measured
     unit = "clips/s" if clips else "examples/s"
@@ -203,7 +206,7 @@ def _input(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _run(plan: Plan) -> str:
+def _run(plan: "Plan") -> str:
     run = plan.run
     fast, slow = run.steps_per_second
     rate = f"{_both(slow, fast)} steps/s"
@@ -226,7 +229,7 @@ def _run(plan: Plan) -> str:
     return "\n".join(map(_wrapped, lines))
 
 
-def _hours_and_cost(hours: Range | None, plan: Plan) -> list[str]:
+def _hours_and_cost(hours: Range | None, plan: "Plan") -> list[str]:
     if hours is None:
         return []
     shown, price = [formats.hours(*hours)], plan.run.price

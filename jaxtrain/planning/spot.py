@@ -13,12 +13,15 @@ checkpoint interval for restart dumps", 2006, has improved for an M that is not 
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from jaxtrain.cost.step_time import Range
 from jaxtrain.errors import InputError
 from jaxtrain.planning import prediction
-from jaxtrain.planning.planner import Plan
 from jaxtrain.planning.prediction import HOUR_S
+
+if TYPE_CHECKING:
+    from jaxtrain.planning.planner import Plan
 
 DAY_S = 24 * HOUR_S
 REPLACE_S = 300.0
@@ -90,7 +93,7 @@ def check(price: float, preemptions: float) -> None:
         )
 
 
-def predict(plan: Plan, price: float, preemptions: float) -> Spot | None:
+def predict(plan: "Plan", price: float, preemptions: float) -> Spot | None:
     """Predicts a planned run on spot machines; None if its length is unknown.
 
     Args:

@@ -18,7 +18,7 @@ A run emits each event once, to one :class:`EventLog`. Everything that stores or
 
 The trackers of ``--track`` receive only the beginning and the end of a run, and read the files of
 the other sinks (:mod:`jaxtrain.telemetry.tracker`). To add a sink, write a class in a file, such
-as ``telemetry/tensorboard.py``, and add it to the list in :func:`file_sinks`, at the end.
+as ``telemetry/tensorboard.py``, and add it to the list in ``telemetry/sinks.py``.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -404,41 +404,3 @@ class EventLog:
             self._console.show(text)
         except Exception:
             terminal.plain(text)
-
-
-def file_sinks(
-    directory: Path,
-    process: int,
-    process_count: int,
-    track: Sequence[str] = (),
-    say: Callable[[str], None] = terminal.warn,
-) -> list[Sink]:
-    """Opens the sinks of a run directory, in the order in which they receive each event.
-
-    Args:
-        process: number of this process. Every process has a log and lists; only process 0 has the
-            other sinks.
-        process_count: of the run.
-    """
-    # Here, because each of these modules imports this one.
-    from jaxtrain.telemetry.history import History
-    from jaxtrain.telemetry.line_files import LogFile, list_files, metrics_file
-    from jaxtrain.telemetry.samples import SampleFiles
-
-    of_process: list[Sink] = [
-        LogFile(directory, process),
-        *list_files(directory, process, process_count),
-    ]
-    if process:
-        return of_process
-    from jaxtrain.telemetry.tensorboard import TensorBoard  # importing it takes 0.1 s
-    from jaxtrain.telemetry.tracker import Tracker
-
-    return [
-        *of_process,
-        metrics_file(directory),
-        SampleFiles(directory),
-        TensorBoard(directory),
-        History(directory),
-        *(Tracker(name, directory, say) for name in track),  # after the files that they read
-    ]

@@ -11,7 +11,7 @@ directory has the id of the tracker's run and the last step that was sent (:clas
 
 To add a tracker NAME, where NAME is also the package that it imports: write
 ``telemetry/tracker_NAME.py``, with a class that is made from an :class:`Info` and has the methods
-of :class:`Recorder`; ``tracker_trackio.py`` is the shortest example. Then add NAME to
+of :class:`.recorder.Recorder`; ``tracker_trackio.py`` is the shortest example. Then add NAME to
 :data:`TRACKERS`, a case to :func:`open_recorder`, an extra NAME to pyproject.toml, and NAME to the
 help of ``--track`` in config/run_flags.py.
 """
@@ -23,9 +23,8 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
 
 from jaxtrain import versions
 from jaxtrain.config.field_values import did_you_mean
@@ -34,12 +33,10 @@ from jaxtrain.storage import json_lines
 from jaxtrain.storage.atomic import read_json, write_whole
 from jaxtrain.telemetry import line_files, samples
 from jaxtrain.telemetry.events import Ended, StepCompiled
+from jaxtrain.telemetry.recorder import Info, Recorder, Row
 
 TRACKERS = ("wandb", "trackio", "mlflow")
 """Their names, which are also those of their packages and extras."""
-
-PROJECT = "jaxtrain"
-"""The project or experiment, unless the tracker's own environment variable names another."""
 
 FOLDER = "trackers"
 
@@ -81,54 +78,6 @@ def _installed(name: str) -> bool:
 def still_sending() -> bool:
     """Returns whether a tracker hangs. What its package does at exit may hang, too."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
-
-
-class Row(NamedTuple):
-    """What a run has measured at a step."""
-
-    step: int
-    time: float
-    values: dict[str, float]
-    samples: dict[str, Path]
-
-
-class Info(NamedTuple):
-    """What a tracker shows about a run.
-
-    Attributes:
-        id: eight hexadecimal digits, always the same for a run directory.
-        config: all fields of the config by section; versions; hardware; the command line.
-        sent: the last step that an earlier start has sent; -1 for none.
-    """
-
-    id: str
-    name: str
-    directory: Path
-    config: Mapping[str, Any]
-    sent: int
-
-
-class Recorder(Protocol):
-    """An open run of a tracker. Any method may raise any error, or hang.
-
-    After an error, another one is made in the same process, without :meth:`close`.
-
-    Attributes:
-        where: the URL or folder of the run, for the user.
-        last: the last step that the tracker has; -1 for none.
-        keeps: whether it has a row once :meth:`record` has returned, even if the process is killed;
-            otherwise once :meth:`close` has.
-    """
-
-    where: str
-    last: int
-    keeps: bool
-
-    def record(self, row: Row) -> None:
-        """Sends a row."""
-
-    def close(self, code: int) -> None:
-        """Sends all that is pending, and ends the run."""
 
 
 def open_recorder(name: str, info: Info) -> Recorder:

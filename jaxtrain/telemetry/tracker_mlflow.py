@@ -9,8 +9,8 @@ from PIL import Image
 
 from jaxtrain import config
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN
+from jaxtrain.telemetry.recorder import PROJECT, Info, Row
 from jaxtrain.telemetry.samples import FOLDER
-from jaxtrain.telemetry.tracker import PROJECT, Info, Row
 
 # Limits of a request: https://mlflow.org/docs/latest/rest-api.html
 _MOST_PARAMS, _LONGEST = 100, 6000

@@ -9,7 +9,7 @@ import trackio.run
 import trackio.utils
 
 from jaxtrain import config
-from jaxtrain.telemetry.tracker import PROJECT, Info, Row
+from jaxtrain.telemetry.recorder import PROJECT, Info, Row
 
 _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 

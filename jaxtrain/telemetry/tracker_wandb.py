@@ -16,7 +16,7 @@ from typing import Any
 import wandb
 
 from jaxtrain.errors import RUN_AGAIN
-from jaxtrain.telemetry.tracker import PROJECT, Info, Row
+from jaxtrain.telemetry.recorder import PROJECT, Info, Row
 
 _COMPLETE = "complete"  # an empty file in the folder of an offline run
 

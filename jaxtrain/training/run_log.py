@@ -18,7 +18,7 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import HOPELESS, BadSteps, stop_inside
-from jaxtrain.telemetry import events, history
+from jaxtrain.telemetry import events, history, sinks
 from jaxtrain.telemetry.console import Console
 from jaxtrain.telemetry.line import Line
 from jaxtrain.telemetry.phases import Phases
@@ -92,7 +92,7 @@ class RunLog(events.EventLog):
         self._stack.push(self.failed)
         self.phases.at(position.done)
         process, count = jax.process_index(), jax.process_count()
-        self.attach(events.file_sinks(directory, process, count, track, self.say), directory)
+        self.attach(sinks.file_sinks(directory, process, count, track, self.say), directory)
         self.say(f"run directory {described or directory}")
         kind = jax.devices()[0].device_kind
         installed = versions.versions()

@@ -7,8 +7,9 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.telemetry.console import Console
-from jaxtrain.telemetry.events import EventLog, file_sinks
+from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.phases import Phases
+from jaxtrain.telemetry.sinks import file_sinks
 
 
 def phases() -> Phases:

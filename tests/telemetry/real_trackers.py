@@ -329,7 +329,8 @@ SAMPLES = """
 import sys
 from pathlib import Path
 import numpy as np
-from jaxtrain.telemetry.events import Ended, EventLog, Metrics, Sample, Started, file_sinks
+from jaxtrain.telemetry.events import Ended, EventLog, Metrics, Sample, Started
+from jaxtrain.telemetry.sinks import file_sinks
 
 class Printed:
     name, takes = "console", ()

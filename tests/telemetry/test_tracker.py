@@ -28,8 +28,8 @@ from jaxtrain.telemetry.events import (
     Sample,
     Started,
     StepCompiled,
-    file_sinks,
 )
+from jaxtrain.telemetry.sinks import file_sinks
 from jaxtrain.training import preflight
 
 # It stores requests in a file, and behaves as the file "mood" says.

@@ -8,7 +8,6 @@ Shapes: B clips, T frames, H height, W width, 3 colors; P patch size.
 """
 
 from jaxtrain.models.reconstruction.losses import Adversary, Perceptual, Teacher
-from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
-from jaxtrain.models.video_ae.config import Config
+from jaxtrain.models.video_ae.autoencoder import Config, VideoAutoencoder
 
 __all__ = ["Adversary", "Config", "Perceptual", "Teacher", "VideoAutoencoder"]
