@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, commands, job_flags, video
-from jaxtrain.config import field_values
+from jaxtrain.config import field_values, record
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
 from jaxtrain.inference.intervals import Difference, Estimate
@@ -217,7 +217,7 @@ def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
         trained_on = meta.get("config", {}).get("data", {})
         if not _is_same(trained_on.get("path"), data):
             continue
-        settings = from_file.section(Config, trained_on, str(source), "data")
+        settings = record.section(Config, trained_on, str(source), "data")
         model = from_file.model_config(meta["config"]["model"], str(source))
         opened = dataclasses.replace(settings, path=data).open(model, seed=0, say=lambda line: None)
         if opened.train.fingerprint != meta["fingerprint"]:

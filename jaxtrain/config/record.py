@@ -1,11 +1,25 @@
-"""A config as it is recorded, in JSON types, and how two of them differ."""
+"""A config as it is recorded, in JSON types; how two of them differ; and back to its sections."""
 
 import dataclasses
+import json
+import math
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from jaxtrain import errors
+from jaxtrain.config import field_values
+from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
 
+T = TypeVar("T")
+
+OTHER_VERSION = (
+    "it was written by another version of jaxtrain or another program; export the weights with "
+    "that version"
+)
+
+_LARGEST = 2**63  # for integers: no size or count comes close
 _SECTIONS = "jaxtrain.config.run"  # whose place in a config says what they are
 
 
@@ -13,8 +27,8 @@ def to_dict(section: Any) -> dict[str, Any]:
     """Converts a config to JSON types: nested dicts, tuples as lists.
 
     Model and data have an entry ``class`` with a short name, such as ``gpt`` or ``text.Causal``,
-    which stays the same when modules move; :mod:`jaxtrain.models.from_file` reads them back and
-    accepts no other names. The result is recorded, so URLs come without their query
+    which stays the same when modules move; :mod:`jaxtrain.models.from_file` finds the classes again
+    and accepts no other names. The result is recorded, so URLs come without their query
     (:mod:`jaxtrain.storage.addresses`).
     """
     named = {} if type(section).__module__ == _SECTIONS else {"class": short_name(type(section))}
@@ -69,3 +83,69 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         for name in {**left, **right}
         if name not in left or name not in right or left[name] != right[name]
     ]
+
+
+def section(kind: type[T], saved: Any, source: str, name: str) -> T:
+    """Builds a section of a run's config, such as ``Optim``, from its recorded fields."""
+    if not isinstance(saved, Mapping):
+        raise InputError(f"{source}: {name} is not a section: {OTHER_VERSION}")
+    made: T = _make(kind, _without_class(saved), source, name)
+    return made
+
+
+def _without_class(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a model or of data, whose descriptions also have a class."""
+    return {name: value for name, value in saved.items() if name != "class"}
+
+
+def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
+    """Parses the JSON that describes the model of a weights file."""
+    try:
+        saved = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} describes its model in invalid JSON: {error}") from error
+    if not isinstance(saved, Mapping):
+        raise InputError(f"{source} does not name its model: {OTHER_VERSION}")
+    return saved
+
+
+def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(section) if field.init}
+    hints = typing.get_type_hints(section)
+    for name in saved:
+        if name not in fields:
+            raise InputError(
+                f"{source}: {where} has no field {errors.shown(name)}: {OTHER_VERSION}"
+            )
+    for name, field in fields.items():
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and name not in saved:
+            raise InputError(f"{source}: {where}.{name} is missing: {OTHER_VERSION}")
+    values = {
+        name: _value(value, hints[name], source, f"{where}.{name}") for name, value in saved.items()
+    }
+    try:
+        return section(**values)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    except (ArithmeticError, ValueError, TypeError) as error:  # a check failed on odd values
+        raise InputError(f"{source}: the fields of {where} do not fit ({error})") from error
+
+
+def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
+    if isinstance(value, Mapping):
+        for choice in (annotation, *typing.get_args(annotation)):
+            if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+                return _make(choice, value, source, where)
+    items = tuple(value) if isinstance(value, list) else value
+    if not field_values.matches(items, annotation):
+        raise InputError(
+            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
+        )
+    for number in items if isinstance(items, tuple) else (items,):
+        too_large = isinstance(number, int) and abs(number) >= _LARGEST
+        if too_large or (isinstance(number, float) and not math.isfinite(number)):
+            raise InputError(
+                f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
+            )
+    return items

@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtrain import config
 from jaxtrain.checkpoint import pointer, resume
 from jaxtrain.checkpoint.restore import restore
-from jaxtrain.config import invocation
+from jaxtrain.config import invocation, record
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface
 from jaxtrain.models import from_file, weight_table
@@ -83,7 +83,7 @@ def load(
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
     if ABOUT in about:
-        model = from_file.model_config(from_file.parse(about[ABOUT], str(source)), str(source))
+        model = from_file.model_config(record.parse(about[ABOUT], str(source)), str(source))
     else:
         kind = from_file.recognized(tensors) or from_file.config_class(guess() or "")
         if kind is None or not kind.tiny().has_weights:
@@ -170,7 +170,7 @@ def params_for(
         )
     else:
         path, (tensors, about) = source, tensor_files.read(source)
-        saved = from_file.parse(about[ABOUT], str(source)) if ABOUT in about else None
+        saved = record.parse(about[ABOUT], str(source)) if ABOUT in about else None
         if saved is not None:
             theirs = _sliced_by(model, _built(model, saved, source), source)
         else:

@@ -1,4 +1,4 @@
-"""Builds a model's config from its description in a file.
+"""Finds models by the names in files, and builds their configs.
 
 Files are data: a name in a file never decides which code runs. A file has the short name of its
 model, such as ``gpt``, which is looked up among the modules of this package, and then among the
@@ -10,22 +10,16 @@ model needs no entry anywhere.
 import contextlib
 import dataclasses
 import importlib
-import json
-import math
 import pkgutil
 import sys
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxtrain import config, errors, models
-from jaxtrain.config import field_values
+from jaxtrain.config import field_values, record
 from jaxtrain.errors import InputError
 
-T = TypeVar("T")
-
-_LARGEST = 2**63  # for integers: no size or count comes close
 _UNFIT = (InputError, ArithmeticError, TypeError, ValueError)  # of a value in a file
 
 
@@ -65,11 +59,11 @@ def model_config(saved: Any, source: str, defined_in: str | None = None) -> Any:
     """
     class_name = saved.get("class") if isinstance(saved, Mapping) else None
     if not isinstance(class_name, str):
-        raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
+        raise InputError(f"{source} does not name its model: {record.OTHER_VERSION}")
     made = config_class(class_name)
     if made is None:
         raise _unknown(class_name, source, defined_in)
-    return _make(made, _without_class(saved), source, "model")
+    return record.section(made, saved, source, "model")
 
 
 def _unknown(name: str, source: str, defined_in: str | None) -> InputError:
@@ -91,36 +85,6 @@ def file_of(model: Any) -> str | None:
     if kind.__module__.startswith("jaxtrain."):
         return None
     return getattr(sys.modules.get(kind.__module__), "__file__", None)
-
-
-def section(kind: type[T], saved: Any, source: str, name: str) -> T:
-    """Builds a section of a run's config, such as ``Optim``, from its recorded fields."""
-    if not isinstance(saved, Mapping):
-        raise InputError(f"{source}: {name} is not a section: {_OTHER_VERSION}")
-    made: T = _make(kind, _without_class(saved), source, name)
-    return made
-
-
-def _without_class(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a model or of data, whose descriptions also have a class."""
-    return {name: value for name, value in saved.items() if name != "class"}
-
-
-def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
-    """Parses the JSON that describes the model of a weights file, for :func:`model_config`."""
-    try:
-        saved = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} describes its model in invalid JSON: {error}") from error
-    if not isinstance(saved, Mapping):
-        raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
-    return saved
-
-
-_OTHER_VERSION = (
-    "it was written by another version of jaxtrain or another program; export the weights with "
-    "that version"
-)
 
 
 def _modules() -> list[str]:
@@ -152,48 +116,6 @@ def below(kind: type[Any]) -> Iterator[type[Any]]:
     for each in kind.__subclasses__():
         yield each
         yield from below(each)
-
-
-def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(section) if field.init}
-    hints = typing.get_type_hints(section)
-    for name in saved:
-        if name not in fields:
-            raise InputError(
-                f"{source}: {where} has no field {errors.shown(name)}: {_OTHER_VERSION}"
-            )
-    for name, field in fields.items():
-        required = field.default is field.default_factory is dataclasses.MISSING
-        if required and name not in saved:
-            raise InputError(f"{source}: {where}.{name} is missing: {_OTHER_VERSION}")
-    values = {
-        name: _value(value, hints[name], source, f"{where}.{name}") for name, value in saved.items()
-    }
-    try:
-        return section(**values)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
-    except (ArithmeticError, ValueError, TypeError) as error:  # a check failed on odd values
-        raise InputError(f"{source}: the fields of {where} do not fit ({error})") from error
-
-
-def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
-    if isinstance(value, Mapping):
-        for choice in (annotation, *typing.get_args(annotation)):
-            if isinstance(choice, type) and dataclasses.is_dataclass(choice):
-                return _make(choice, value, source, where)
-    items = tuple(value) if isinstance(value, list) else value
-    if not field_values.matches(items, annotation):
-        raise InputError(
-            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
-        )
-    for number in items if isinstance(items, tuple) else (items,):
-        too_large = isinstance(number, int) and abs(number) >= _LARGEST
-        if too_large or (isinstance(number, float) and not math.isfinite(number)):
-            raise InputError(
-                f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
-            )
-    return items
 
 
 def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | str) -> None:

@@ -23,9 +23,9 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import config
-from jaxtrain.config import bounds
+from jaxtrain.config import bounds, record
 from jaxtrain.errors import InputError
-from jaxtrain.models import causal, from_file
+from jaxtrain.models import causal
 from jaxtrain.models.causal_settings import Sizes
 from jaxtrain.models.weight_table import MATRIX, Row, WeightTable
 from jaxtrain.ops import attention
@@ -503,7 +503,7 @@ def _vocabulary(source: Path, rows: int) -> int:
     about = source.with_name(f"meta_{source.stem.removeprefix('model_')}.json")
     if not source.stem.startswith("model_") or not about.is_file():
         return rows
-    described = from_file.parse(about.read_text(), str(about)).get("model_config")
+    described = record.parse(about.read_text(), str(about)).get("model_config")
     size = described.get("vocab_size") if isinstance(described, Mapping) else None
     if not isinstance(size, int) or not 0 <= rows - size < _UNIT_OF_WORDS:
         raise InputError(

@@ -12,11 +12,11 @@ from jaxtrain import config
 from jaxtrain.checkpoint import pointer, same_run
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.uploader import Uploader
+from jaxtrain.config import record
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import hub, weights
-from jaxtrain.models import from_file
 from jaxtrain.optim.schedule import schedule_change
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.disks import disk_trouble
@@ -124,8 +124,8 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
     with contextlib.suppress(InputError, ArithmeticError):
         before = dataclasses.replace(
             setup.run,
-            optim=from_file.section(config.Optim, saved.get("optim"), "the checkpoint", "optim"),
-            loop=from_file.section(config.Loop, saved.get("loop"), "the checkpoint", "loop"),
+            optim=record.section(config.Optim, saved.get("optim"), "the checkpoint", "optim"),
+            loop=record.section(config.Loop, saved.get("loop"), "the checkpoint", "loop"),
             data=dataclasses.replace(setup.run.data, batch_size=saved["data"].get("batch_size")),
             mesh=dataclasses.replace(setup.run.mesh, auto=True),  # the devices may be others
         )

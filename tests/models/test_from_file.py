@@ -11,7 +11,7 @@ from data.video.sample_videos import busy, write
 from models.small_params import write_run
 
 from jaxtrain import config, main
-from jaxtrain.config import files
+from jaxtrain.config import files, record
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file, gpt, llama, mlm, modern_bert, video_ae, wan_vae
@@ -174,7 +174,7 @@ def test_data_are_read_back_as_a_section() -> None:
     data = config.named("demo").data
     saved = json.loads(json.dumps(config.to_dict(data)))
     assert saved["class"] == "video"
-    assert from_file.section(type(data), saved, "x", "data") == data
+    assert record.section(type(data), saved, "x", "data") == data
 
 
 def test_errors_name_the_wrong_value() -> None:

@@ -174,5 +174,5 @@ def _run_of(meta: Mapping[str, Any], source: str) -> config.Run:
             f"{source}: its data {name} are not part of jaxtrain: pass the config that it was "
             "trained with, --config FILE.py"
         )
-    data = from_file.section(kinds[name], saved["data"], source, "data")
-    return from_file.section(config.Run, saved | {"model": model, "data": data}, source, "run")
+    data = record.section(kinds[name], saved["data"], source, "data")
+    return record.section(config.Run, saved | {"model": model, "data": data}, source, "run")
