@@ -216,7 +216,7 @@ def core() -> str:
 
 def published_results() -> str:
     """The published results of each protocol of ``evaluate``."""
-    from jaxtrain.inference.protocols import PROTOCOLS
+    from jaxtrain.inference.evaluation.protocols import PROTOCOLS
 
     return table(
         ("protocol", "network", "PSNR (dB)", "SSIM", "LPIPS", "rFVD"),

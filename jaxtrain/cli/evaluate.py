@@ -11,14 +11,14 @@ from jaxtrain.cli import command_line, commands, job_flags, video
 from jaxtrain.config import field_values, record
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
-from jaxtrain.inference.intervals import Difference, Estimate
-from jaxtrain.inference.protocols import PROTOCOLS, Protocol
-from jaxtrain.inference.video import evaluation_clips
+from jaxtrain.inference.evaluation import evaluation_clips
+from jaxtrain.inference.evaluation.intervals import Difference, Estimate
+from jaxtrain.inference.evaluation.protocols import PROTOCOLS, Protocol
 from jaxtrain.storage import addresses, atomic
 from jaxtrain.telemetry import formats, images
 
 if TYPE_CHECKING:
-    from jaxtrain.inference.evaluation import ClipMetrics, Drawn, Evaluation
+    from jaxtrain.inference.evaluation.reconstructions import ClipMetrics, Drawn, Evaluation
 
 _MOST_SOURCES = 3
 _VIDEO_FLAGS = (
@@ -44,7 +44,8 @@ def main(flags: commands.Evaluate) -> int:
         )
     # They import jax, which takes seconds.
     from jaxtrain.cli import text
-    from jaxtrain.inference import evaluation, load
+    from jaxtrain.inference import load
+    from jaxtrain.inference.evaluation import reconstructions
     from jaxtrain.interop import hub, weights
 
     flags = dataclasses.replace(flags, sources=tuple(map(hub.local, flags.sources)))
@@ -98,7 +99,7 @@ def main(flags: commands.Evaluate) -> int:
             complete=protocol.complete,
             say=terminal.say,
         )
-    config = evaluation.MeterConfig(
+    config = reconstructions.MeterConfig(
         precision=flags.precision, **size, lpips=flags.lpips, i3d=flags.i3d
     )
     meter = config.build(flags.sources) if pair is None else pair.meter(config)
@@ -115,7 +116,7 @@ def main(flags: commands.Evaluate) -> int:
         found = evaluate_student.findings(meter, measured)
         shown, content = found.text(about), found.content
     else:
-        evaluated, rfvd = evaluation.evaluation(measured, meter.names), meter.rfvd()
+        evaluated, rfvd = reconstructions.evaluation(measured, meter.names), meter.rfvd()
         shown = _text(evaluated, about, meter.columns, rfvd)
         content = {"metrics": _as_json(evaluated), **({"rfvd": rfvd} if rfvd else {})}
     terminal.out(shown)

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtrain import terminal
 from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
-from jaxtrain.inference import distillation, evaluation, teachers
-from jaxtrain.inference.distillation import AGAINST_TEACHER, CELLS, STUDENT, TEACHER
+from jaxtrain.inference import teachers
+from jaxtrain.inference.evaluation import distillation, reconstructions
+from jaxtrain.inference.evaluation.distillation import AGAINST_TEACHER, CELLS, STUDENT, TEACHER
 from jaxtrain.inference.video.autoencoder import Autoencoder
 from jaxtrain.reporting import page
 from jaxtrain.reporting.markup import element, table
@@ -30,7 +31,7 @@ class Pair(NamedTuple):
     student: Autoencoder
     teacher: teachers.Teacher
 
-    def meter(self, config: evaluation.MeterConfig) -> distillation.StudentMeter:
+    def meter(self, config: reconstructions.MeterConfig) -> distillation.StudentMeter:
         """Returns what measures them."""
         return distillation.StudentMeter(
             self.student,
@@ -123,13 +124,15 @@ class Findings(NamedTuple):
         atomic.write_whole(out, content.encode(errors="replace"))
 
 
-def findings(meter: evaluation.Meter, measured: Sequence[evaluation.ClipMetrics]) -> Findings:
+def findings(
+    meter: reconstructions.Meter, measured: Sequence[reconstructions.ClipMetrics]
+) -> Findings:
     """Returns the statistics of clips that a :class:`StudentMeter` measured, at least one."""
     assert isinstance(meter, distillation.StudentMeter)
-    of_cells = evaluation.evaluation(measured, meter.names)
+    of_cells = reconstructions.evaluation(measured, meter.names)
     alone = distillation.alone(measured)
     names = dict.fromkeys(name for clip in alone for name in clip.values[0])
-    of_alone = evaluation.evaluation(alone, tuple(names))
+    of_alone = reconstructions.evaluation(alone, tuple(names))
     latents = meter.latents()
     to_teacher = [name for name in of_cells.estimates if name.startswith(AGAINST_TEACHER)]
     original = [name for name in of_cells.estimates if name not in to_teacher]
@@ -164,7 +167,7 @@ def findings(meter: evaluation.Meter, measured: Sequence[evaluation.ClipMetrics]
     )
 
 
-def _rows(measured: evaluation.Evaluation, names: Sequence[str]) -> list[tuple[str, ...]]:
+def _rows(measured: reconstructions.Evaluation, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns a row for each metric; its last cell is the last column minus the first."""
     rows = []
     for name in names:
@@ -181,13 +184,13 @@ def _rows(measured: evaluation.Evaluation, names: Sequence[str]) -> list[tuple[s
     return rows
 
 
-def _fractions(of_cells: evaluation.Evaluation) -> dict[str, float]:
+def _fractions(of_cells: reconstructions.Evaluation) -> dict[str, float]:
     """Returns the fraction of the teacher's SSIM and PSNR that the student alone reaches."""
     means = {name: [one.mean for one in of_cells.estimates[name]] for name in ("ssim", "psnr")}
     return {name: values[STUDENT] / values[TEACHER] for name, values in means.items()}
 
 
-def _kept(of_cells: evaluation.Evaluation) -> str:
+def _kept(of_cells: reconstructions.Evaluation) -> str:
     parts = []
     for name, fraction in _fractions(of_cells).items():
         digits, unit = (2, " dB") if name == "psnr" else (4, "")
@@ -199,7 +202,7 @@ def _kept(of_cells: evaluation.Evaluation) -> str:
     return f"The student keeps {' and '.join(parts)}."
 
 
-def _content(measured: evaluation.Evaluation) -> dict[str, Any]:
+def _content(measured: reconstructions.Evaluation) -> dict[str, Any]:
     return {
         name: {
             "estimates": [dataclasses.asdict(one) for one in estimates],

@@ -15,7 +15,8 @@ from jaxtrain.checkpoint import resume
 from jaxtrain.cli import commands
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import blimp, core_tasks, fill_mask, language_model
+from jaxtrain.inference import fill_mask, language_model
+from jaxtrain.inference.evaluation import blimp, core_tasks
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import hub, weights

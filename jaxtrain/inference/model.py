@@ -12,7 +12,8 @@ from jaxtrain.config import Precision
 from jaxtrain.config.invocation import from_python
 from jaxtrain.data.text import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import blimp, core_tasks, load
+from jaxtrain.inference import load
+from jaxtrain.inference.evaluation import blimp, core_tasks
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
 from jaxtrain.inference.video.autoencoder import Autoencoder, fetched

@@ -21,8 +21,7 @@ from PIL import Image
 from jaxtrain import main
 from jaxtrain.cli import command_line, evaluate
 from jaxtrain.errors import InputError
-from jaxtrain.inference import i3d, protocols
-from jaxtrain.inference.video import evaluation_clips
+from jaxtrain.inference.evaluation import evaluation_clips, i3d, protocols
 from jaxtrain.interop import weights
 from jaxtrain.jobs import engines
 from jaxtrain.models.reconstruction import quality

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import test_i3d as ours
-from inference import i3d_weights
+from inference.evaluation import i3d_weights
 
-from jaxtrain.inference import i3d
+from jaxtrain.inference.evaluation import i3d
 
 POOLS = {"2a": (1, 3, 3, 1, 2, 2), "4a": (3, 3, 3, 2, 2, 2), "5a": (2, 2, 2, 2, 2, 2)}
 STEM = ("Conv3d_1a_7x7", "2a", "Conv3d_2b_1x1", "Conv3d_2c_3x3", "2a")

@@ -102,7 +102,7 @@ class Clips:
 
         With fewer clips than videos, the videos are evenly chosen. With more, no video has two more
         than another that has further clips. Those of a video are evenly spaced and do not overlap,
-        and :func:`jaxtrain.inference.video.evaluation_clips.choose` has the same places.
+        and :func:`jaxtrain.inference.evaluation.evaluation_clips.choose` has the same places.
         """
         most = self.videos.clips(self.frames, self.frames)
         shares = _shares(most, count)

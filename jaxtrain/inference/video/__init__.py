@@ -2,6 +2,5 @@
 
 `reading.py` and `writing.py` process complete files, which must be intact; training reads clips
 (:mod:`jaxtrain.data.video`). `autoencoder.py` encodes and decodes, `latent_files.py` stores latents
-(`tensor_stream.py`), `folder.py` does so for many files, and `evaluation_clips.py` chooses what is
-measured.
+(`tensor_stream.py`), and `folder.py` does so for many files.
 """

@@ -13,7 +13,7 @@ from data.video import sample_videos as sample
 from jaxtrain.data import sampler, validation, video
 from jaxtrain.data.video import pieces
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference.video import evaluation_clips
+from jaxtrain.inference.evaluation import evaluation_clips
 
 PLAIN: dict[str, Any] = {  # no augmentation
     "flip": False,

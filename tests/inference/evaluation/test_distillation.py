@@ -11,8 +11,9 @@ from inference import taesd_weights
 from models.video_ae import small_autoencoder
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import distillation, evaluation, taesd_network, teachers
-from jaxtrain.inference.distillation import AGAINST_TEACHER, StudentMetrics
+from jaxtrain.inference import taesd_network, teachers
+from jaxtrain.inference.evaluation import distillation, reconstructions
+from jaxtrain.inference.evaluation.distillation import AGAINST_TEACHER, StudentMetrics
 from jaxtrain.inference.video.autoencoder import Autoencoder
 from jaxtrain.interop import weights
 from jaxtrain.models import wan_vae
@@ -40,7 +41,7 @@ def measured(
     meter = distillation.StudentMeter(
         Autoencoder(folder / "student.safetensors"),
         teacher,
-        dict(list(evaluation.MEASURES.items())[:2]),
+        dict(list(reconstructions.MEASURES.items())[:2]),
         frames=FRAMES,
         height=HEIGHT,
         width=WIDTH,

@@ -1,17 +1,17 @@
 """The meter and its statistics; the command is tested in tests/cli/test_evaluate.py."""
 
-from jaxtrain.inference import evaluation
+from jaxtrain.inference.evaluation import reconstructions
 
 
-def measured(video: str, *values: float) -> evaluation.ClipMetrics:
-    return evaluation.ClipMetrics(
+def measured(video: str, *values: float) -> reconstructions.ClipMetrics:
+    return reconstructions.ClipMetrics(
         video=video, place=0.5, values=tuple({"psnr": value} for value in values)
     )
 
 
 def test_clips_of_one_video_count_as_one() -> None:
     clips = [measured("a", 1, 2), measured("a", 3, 6), measured("b", 8, 8)]
-    found = evaluation.evaluation(clips, ["psnr", "ssim"])
+    found = reconstructions.evaluation(clips, ["psnr", "ssim"])
     assert (found.videos, found.clips) == (2, 3)
     assert list(found.estimates) == ["psnr"]  # no clip has an SSIM
     first, second = found.estimates["psnr"]
@@ -22,10 +22,12 @@ def test_clips_of_one_video_count_as_one() -> None:
 
 def test_an_interval_ends_where_the_metric_does() -> None:
     clips = [
-        evaluation.ClipMetrics(video=name, place=0.5, values=({"ssim": value, "lpips": 1 - value},))
+        reconstructions.ClipMetrics(
+            video=name, place=0.5, values=({"ssim": value, "lpips": 1 - value},)
+        )
         for name, value in (("a", 0.7), ("b", 1.0))
     ]
-    found = evaluation.evaluation(clips, ["ssim", "lpips"])
+    found = reconstructions.evaluation(clips, ["ssim", "lpips"])
     ((ssim,), (lpips,)) = found.estimates.values()
     assert ssim.high == 1.0
     assert lpips.low == 0.0

@@ -177,7 +177,7 @@ def from_the_start(
     complete: bool,
     say: Say,
 ) -> list[Clip]:
-    """Returns the clips of a published protocol (:mod:`jaxtrain.inference.protocols`).
+    """Returns the clips of a published protocol (:mod:`jaxtrain.inference.evaluation.protocols`).
 
     Args:
         fps: frame rate of the clips: takes every n-th frame, n = round(a video's rate / fps); None

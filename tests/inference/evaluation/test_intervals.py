@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxtrain.inference import intervals
+from jaxtrain.inference.evaluation import intervals
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import scipy.linalg
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import frechet
+from jaxtrain.inference.evaluation import frechet
 
 
 def by_scipy(one: np.ndarray, other: np.ndarray) -> float:

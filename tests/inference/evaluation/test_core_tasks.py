@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import core_tasks
-from jaxtrain.inference.core_tasks import Example, Task
+from jaxtrain.inference.evaluation import core_tasks
+from jaxtrain.inference.evaluation.core_tasks import Example, Task
 from jaxtrain.inference.language_model import Continuation
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import blimp
+from jaxtrain.inference.evaluation import blimp
 
 
 class Chosen:

@@ -17,10 +17,17 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference.evaluation import ClipMetrics, Drawn, Measure, Meter, Result, defined
+from jaxtrain.inference.evaluation.evaluation_clips import Clip
+from jaxtrain.inference.evaluation.reconstructions import (
+    ClipMetrics,
+    Drawn,
+    Measure,
+    Meter,
+    Result,
+    defined,
+)
 from jaxtrain.inference.teachers import Teacher
 from jaxtrain.inference.video.autoencoder import Autoencoder
-from jaxtrain.inference.video.evaluation_clips import Clip
 from jaxtrain.models.reconstruction import quality, samples
 from jaxtrain.models.reconstruction.timing import Timing
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from inference import i3d_weights
+from inference.evaluation import i3d_weights
 
 from jaxtrain.errors import InputError
-from jaxtrain.inference import i3d
+from jaxtrain.inference.evaluation import i3d
 
 # The first three logits, computed by tests/interop/torch_i3d.py with PyTorch on the same weights
 # and clips.

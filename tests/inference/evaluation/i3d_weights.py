@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtrain.inference import i3d
+from jaxtrain.inference.evaluation import i3d
 from jaxtrain.storage import tensor_files
 
 

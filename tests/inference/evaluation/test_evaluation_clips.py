@@ -15,7 +15,7 @@ from jaxtrain.data.video import prepare_clips
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Break, Frame, Item, Look
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference.video import evaluation_clips
+from jaxtrain.inference.evaluation import evaluation_clips
 from jaxtrain.jobs import engines
 from jaxtrain.storage import disks
 

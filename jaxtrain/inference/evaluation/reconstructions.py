@@ -20,11 +20,11 @@ from flax import nnx
 
 from jaxtrain.config import Precision
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import frechet, i3d, intervals
-from jaxtrain.inference.intervals import Difference, Estimate
+from jaxtrain.inference.evaluation import frechet, i3d, intervals
+from jaxtrain.inference.evaluation.evaluation_clips import Clip
+from jaxtrain.inference.evaluation.intervals import Difference, Estimate
 from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video.autoencoder import Autoencoder
-from jaxtrain.inference.video.evaluation_clips import Clip
 from jaxtrain.jobs import engines, resumable
 from jaxtrain.models.reconstruction import lpips, quality, samples
 

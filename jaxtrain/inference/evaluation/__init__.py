@@ -1,0 +1,8 @@
+"""Measures the quality of models: of reconstructions, with intervals, and of language models.
+
+`reconstructions.py` compares autoencoders on the clips that `evaluation_clips.py` chooses, or those
+of a published protocol (`protocols.py`); `distillation.py` compares a student with its teacher.
+`intervals.py` has the uncertainty over videos, `frechet.py` and `i3d.py` the Fréchet distance.
+`core_tasks.py` and `blimp.py` score language models; bits per byte are in
+:mod:`..language_model` and :mod:`..fill_mask`.
+"""
