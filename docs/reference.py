@@ -147,9 +147,11 @@ def configs() -> str:
 
 
 def plans() -> str:
-    """The shipped plans of the configs."""
-    return table(
-        ("config", "GPUs", "GiB per GPU", "seconds per step", "hours", "jax"),
+    """The shipped plans of the configs that are for GPUs."""
+    rows = [row for row in shipped.rows() if not row.config.startswith(("demo", "shakespeare"))]
+    compiled = " and ".join(sorted({row.jax for row in rows}))
+    return f"Compiled by jax {compiled}.\n\n" + table(
+        ("config", "GPUs", "GiB per GPU", "seconds per step", "hours"),
         (
             (
                 f"`{row.config}`",
@@ -157,9 +159,8 @@ def plans() -> str:
                 f"{row.needed_gib:.1f} of {row.capacity_gib:.1f}",
                 "{:.3g} to {:.3g}".format(*row.step_s),
                 "\N{EN DASH}" if row.hours is None else "{:.3g} to {:.3g}".format(*row.hours),
-                row.jax,
             )
-            for row in shipped.rows()
+            for row in rows
         ),
     )
 
@@ -238,10 +239,7 @@ def study(name: str) -> str:
     """The answers of a study of `benchmarks/study.py`."""
     answers = DOCS.parent / "benchmarks" / "studies" / name / "answers.json"
     return table(
-        (
-            *("change", "metric", "at equal", "difference (95% at every look)", "relative"),
-            *("verdict", "pairs", "hours"),
-        ),
+        ("change", "at equal", "difference (95% at every look)", "relative", "verdict", "pairs"),
         (
             (change, *_study_row(answer))
             for change, answer in json.loads(answers.read_text()).items()
@@ -259,13 +257,11 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
     )
     baseline = sum(pair["a"] for pair in pairs) / len(pairs)
     return (
-        f"`{answer['metric']}`",
         answer["at"],
         f"{center:+.4f} ({low} to {high})",
         f"{100 * center / baseline:+.2f}%",
         answer["verdict"],
         str(len(pairs)),
-        f"{answer['seconds'] / 3600:.1f}",
     )
 
 
