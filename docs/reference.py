@@ -214,27 +214,6 @@ def core() -> str:
     return table(("file", "content", "lines"), [*rows, ("", "", f"{total:,}")])
 
 
-def published_results() -> str:
-    """The published results of each protocol of ``evaluate``."""
-    from jaxtrain.inference.protocols import PROTOCOLS
-
-    return table(
-        ("protocol", "network", "PSNR (dB)", "SSIM", "LPIPS", "rFVD"),
-        (
-            (
-                f"`{name}`",
-                result.model,
-                f"{result.psnr:.2f}",
-                "\N{EN DASH}" if result.ssim is None else f"{result.ssim:.3f}",
-                f"{result.lpips:.3f} ({protocol.lpips})",
-                "\N{EN DASH}" if result.rfvd is None else f"{result.rfvd:.1f}",
-            )
-            for name, protocol in PROTOCOLS.items()
-            for result in protocol.published
-        ),
-    )
-
-
 def study(name: str) -> str:
     """The answers of a study of `benchmarks/study.py`."""
     answers = DOCS.parent / "benchmarks" / "studies" / name / "answers.json"
@@ -277,7 +256,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": command_help,
     "fields": config_fields,
     "core": core,
-    "published-results": published_results,
     "study-language": lambda: study("language"),
     "study-video": lambda: study("video"),
     "study-fine-tuning": lambda: study("fine_tuning"),
