@@ -5,11 +5,13 @@ written by hand. A test fails where a page differs from what this writes.
 """
 
 import ast
+import collections
 import contextlib
 import io
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,16 +35,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def of_metrics(group: metrics.Group, prefix: str) -> str:
-    """The metrics of one group."""
-    return table(
-        ("metric", "unit", "models", "meaning"),
-        (
-            (f"`{prefix}/{name}`", metric.unit or "\N{EN DASH}", metric.models, metric.meaning)
-            for name, metric in metrics.METRICS.items()
-            if group in metric.groups
-        ),
-    )
+def of_metrics(*groups: metrics.Group) -> str:
+    """The metrics of some groups, with a column of models if they differ."""
+    rows = []
+    for name, metric in metrics.METRICS.items():
+        shown = [group for group in groups if group in metric.groups]
+        prefixes = ["val" if group == "validation" else "train" for group in shown]
+        if shown:
+            names = ", ".join(f"`{prefix}/{name}`" for prefix in prefixes)
+            rows.append((names, metric.unit or "\N{EN DASH}", metric.models, metric.meaning))
+    if all(models == "all" for _, _, models, _ in rows):
+        return table(("metric", "unit", "meaning"), [(row[0], row[1], row[3]) for row in rows])
+    return table(("metric", "unit", "models", "meaning"), rows)
 
 
 def exit_codes() -> str:
@@ -62,11 +66,40 @@ def run_directory() -> str:
     )
 
 
+# A flag in a help text, with the lines of its meaning.
+_FLAG = re.compile(r"^  (--[\w-]+).*\n?(?:   .*\n?)*", re.MULTILINE)
+
+
 def command_help() -> str:
-    """What each command prints with ``--help``, on a terminal of 80 columns."""
+    """What each command prints with ``--help``, on a terminal of 80 columns.
+
+    A flag that three or more commands describe alike is described once, at the end.
+    """
+    helps = {name: _help(*words) + "\n" for name, words in _commands().items()}
+    flags = (match[0] for text in helps.values() for match in _FLAG.finditer(text))
+    count = collections.Counter(map(_words, flags))
+    shared = {text for text, number in count.items() if number > 2}
+
+    def own(text: str) -> str:
+        kept = _FLAG.sub(lambda flag: "" if _words(flag[0]) in shared else flag[0], text)
+        names = [flag[1] for flag in _FLAG.finditer(text) if _words(flag[0]) in shared]
+        return kept + (f"  see below: {', '.join(names)}\n" if names else "")
+
+    sections = {name: own(text) for name, text in helps.items()}
+    sections["Flags of several commands"] = "".join(sorted(map(_aligned, shared)))
     return "\n".join(
-        f"## {name}\n\n```text\n{_help(*words)}\n```\n" for name, words in _commands().items()
+        f"## {name}\n\n```text\n{text}```\n" for name, text in sections.items()
     )
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _aligned(flag: str) -> str:
+    name, value, meaning = flag.split(" ", 2)
+    head = f"  {name} {value}"
+    return textwrap.fill(meaning, 80, initial_indent=f"{head:<24}", subsequent_indent=" " * 24) + "\n"
 
 
 def _commands() -> dict[str, tuple[str, ...]]:
@@ -247,10 +280,9 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
     "plans": plans,
-    "training-metrics": lambda: of_metrics("training", "train"),
-    "validation-metrics": lambda: of_metrics("validation", "val"),
-    "speed-metrics": lambda: of_metrics("speed", "train"),
-    "hardware-metrics": lambda: of_metrics("hardware", "train"),
+    "quality-metrics": lambda: of_metrics("training", "validation"),
+    "speed-metrics": lambda: of_metrics("speed"),
+    "hardware-metrics": lambda: of_metrics("hardware"),
     "exit-codes": exit_codes,
     "run-directory": run_directory,
     "commands": command_help,
