@@ -98,8 +98,7 @@ def _words(text: str) -> str:
 
 def _aligned(flag: str) -> str:
     name, value, meaning = flag.split(" ", 2)
-    head = f"  {name} {value}"
-    return textwrap.fill(meaning, 80, initial_indent=f"{head:<24}", subsequent_indent=" " * 24) + "\n"
+    return f"  {name} {value}\n{textwrap.indent(textwrap.fill(meaning, 72), ' ' * 6)}\n"
 
 
 def _commands() -> dict[str, tuple[str, ...]]:
