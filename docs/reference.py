@@ -1,7 +1,8 @@
 """Writes what the documentation takes from the code: ``python docs/reference.py``.
 
 In a page, the text between ``<!-- NAME: ... -->`` and ``<!-- end -->`` is generated; all else is
-written by hand. A test fails where a page differs from what this writes.
+written by hand. A test fails where a page differs from what this writes. The site has more: all of
+what ``--help`` prints, which a checkout prints itself.
 """
 
 import ast
@@ -284,7 +285,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "hardware-metrics": lambda: of_metrics("hardware"),
     "exit-codes": exit_codes,
     "run-directory": run_directory,
-    "commands": command_help,
+    "commands": lambda: f"```text\n{_help('--help')}\n```\n",
     "fields": config_fields,
     "core": core,
     "study-language": lambda: study("language"),
@@ -292,13 +293,16 @@ GENERATED: dict[str, Callable[[], str]] = {
     "study-fine-tuning": lambda: study("fine_tuning"),
     "study-encoder": lambda: study("encoder"),
 }
+# What the site has in place of a marked part.
+ON_THE_SITE = {"commands": command_help}
 
 
-def written(page: str) -> str:
+def written(page: str, site: bool = False) -> str:
     """The page with every marked part as the code has it today."""
+    parts = {**GENERATED, **ON_THE_SITE} if site else GENERATED
 
     def filled(match: re.Match[str]) -> str:
-        return f"{match['head']}\n{GENERATED[match['name']]()}\n{match['foot']}"
+        return f"{match['head']}\n{parts[match['name']]()}\n{match['foot']}"
 
     return _MARKED.sub(filled, page)
 
