@@ -184,11 +184,10 @@ def plans() -> str:
     rows = [row for row in shipped.rows() if not row.config.startswith(("demo", "shakespeare"))]
     compiled = " and ".join(sorted({row.jax for row in rows}))
     return f"Compiled by jax {compiled}.\n\n" + table(
-        ("config", "GPUs", "GiB per GPU", "seconds per step", "hours"),
+        ("config", "GiB per GPU", "seconds per step", "hours"),
         (
             (
                 f"`{row.config}`",
-                f"{row.gpus} x {row.gpu.upper()}",
                 f"{row.needed_gib:.1f} of {row.capacity_gib:.1f}",
                 "{:.3g} to {:.3g}".format(*row.step_s),
                 "\N{EN DASH}" if row.hours is None else "{:.3g} to {:.3g}".format(*row.hours),
@@ -208,10 +207,10 @@ def _config_row(name: str) -> tuple[str, str, str, str]:
     batch = str(run.data.batch_size)
     if len(factors) > 1:
         batch += f" = {' x '.join(factors)}"
-    sharded = {"params": "parameters (ZeRO-3)", "optimizer": "optimizer (ZeRO-2)", "none": ""}
+    sharded = {"params": "ZeRO-3", "optimizer": "ZeRO-2", "none": ""}
     sharding = sharded[mesh.shard] if mesh.fsdp > 1 else ""
     if sharding and mesh.data > 1:
-        sharding += ", inside a node"
+        sharding += " inside a node"
     summary = files.docstring(name).partition("\n")[0].rstrip(".")
     return f"`{name}`", summary, batch, sharding or "\N{EN DASH}"
 
@@ -236,15 +235,13 @@ CORE = (
 
 
 def core() -> str:
-    """The files of the core: the first line of each docstring, and the number of lines."""
-    rows, total = [], 0
+    """The files of the core, with the first line of each docstring."""
+    rows = []
     for name in CORE:
-        text = (DOCS.parent / "jaxtrain" / name).read_text()
-        lines, first = len(text.splitlines()), ast.get_docstring(ast.parse(text)) or ""
-        total += lines
+        first = ast.get_docstring(ast.parse((DOCS.parent / "jaxtrain" / name).read_text())) or ""
         summary = first.partition("\n")[0].replace("``", "`")
-        rows.append((f"[{name}](../jaxtrain/{name})", summary, f"{lines:,}"))
-    return table(("file", "content", "lines"), [*rows, ("", "", f"{total:,}")])
+        rows.append((f"[{name}](../jaxtrain/{name})", summary))
+    return table(("file", "content"), rows)
 
 
 def study(name: str) -> str:
