@@ -88,9 +88,7 @@ def command_help() -> str:
 
     sections = {name: own(text) for name, text in helps.items()}
     sections["Flags of several commands"] = "".join(sorted(map(_aligned, shared)))
-    return "\n".join(
-        f"## {name}\n\n```text\n{text}```\n" for name, text in sections.items()
-    )
+    return "\n".join(f"## {name}\n\n```text\n{text}```\n" for name, text in sections.items())
 
 
 def _words(text: str) -> str:
@@ -245,15 +243,15 @@ def core() -> str:
 
 
 def study(name: str) -> str:
-    """The answers of a study of `benchmarks/study.py`."""
+    """The answers of a study of `benchmarks/study.py`: a row for each verdict, and the rest."""
     answers = DOCS.parent / "benchmarks" / "studies" / name / "answers.json"
-    return table(
-        ("change", "at equal", "difference (95% at every look)", "relative", "verdict", "pairs"),
-        (
-            (change, *_study_row(answer))
-            for change, answer in json.loads(answers.read_text()).items()
-        ),
-    )
+    rows = [(change, *_study_row(one)) for change, one in json.loads(answers.read_text()).items()]
+    head = ("change", "at equal", "difference (95% at every look)", "relative", "verdict", "pairs")
+    decided = [row for row in rows if "undecided" not in row]
+    open_ = "; ".join(f"{row[0]} {row[2]}" for row in rows if "undecided" in row)
+    parts = [table(head, decided)] if decided else []
+    parts += [textwrap.fill(f"Undecided: {open_}.", 120) + "\n"] if open_ else []
+    return "\n".join(parts)
 
 
 def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
