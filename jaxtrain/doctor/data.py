@@ -118,12 +118,12 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
             quarantine=quarantine,
         )
         more = sorted(quarantine.found() - {bad.path for bad in sources.bad})
-    yield judged(rate, limits.cores())
+    yield judge(rate, limits.cores())
     if more:
         yield _broken(f"the trial found {len(more)} more broken files", more)
 
 
-def judged(rate: Rate, cores: int) -> Finding:
+def judge(rate: Rate, cores: int) -> Finding:
     """Reports the loader's rate."""
     workers, core = counted(rate.workers, "worker"), _number(rate.of_a_core)
     if rate.examples_per_second is not None:

@@ -115,7 +115,7 @@ class TrainSetup:
     still_alive: Callable[[], None] = lambda: None
 
     @property
-    def shown(self) -> str | Path:
+    def location(self) -> str | Path:
         """Returns the run directory as ``--output-dir`` and other commands take it."""
         return self.directory if self.uploader is None else self.uploader.url
 
@@ -230,7 +230,7 @@ def open_directory(
     log.open(
         run,
         path,
-        begun.shown or None,
+        begun.display_path or None,
         position,
         flags.arguments,
         flags.track,
@@ -242,7 +242,7 @@ def open_directory(
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, RunAgain):  # it is not worth the end of a start
             if aside := run_files.describe_aside(CheckpointStore(place)):
-                shown = shlex.quote(place.shown)
+                shown = shlex.quote(place.location)
                 say(f"{aside}; to delete them: {invocation.program()} checkpoints {shown} --prune")
     return OpenedDirectory(path, place, mesh, uploader, begun, position)
 
@@ -274,7 +274,7 @@ def _open_start(
         own = start.is_in(directory, begun.path)
         path = begun.path.relative_to(directory) if own and begun.path else begun.path
         earlier.append(begun.before)
-        about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.shown}
+        about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.display_path}
         return json.dumps(about | {"path": "" if path is None else str(path)})
 
     earlier: list[start.Intent | None] = []  # only in process 0
@@ -508,7 +508,12 @@ def open_state(
     run, sources = built.run, data.sources
     meta = describe(run, sources.train.fingerprint, directory.start.intent.id)
     state = first_state(
-        built, data.init_from, directory.start.path, meta, log.say, shown=directory.start.shown
+        built,
+        data.init_from,
+        directory.start.path,
+        meta,
+        log.say,
+        shown=directory.start.display_path,
     )
     run_progress = progress_of(
         built,

@@ -190,7 +190,7 @@ def test_all_processes_resume_from_what_process_0_has_chosen_at_a_url(
     monkeypatch.setattr(process_group, "process_zero_decides", remember)
     place = Folder(tmp_path / "run")
     first = setup._open_start(run, flags, tmp_path / "run", place, None, log)
-    assert (first.path, first.shown) == (path, chosen)
+    assert (first.path, first.display_path) == (path, chosen)
     monkeypatch.setattr(process_group, "process_zero_decides", lambda decide: answers[0])
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert setup._open_start(run, flags, tmp_path / "run", place, None, log) == first
