@@ -239,7 +239,7 @@ def compare(
         arguments = [
             word
             for field, value in fields.items()
-            for word in (f"--{field}", *field_values.words(field_values.plain(value)))
+            for word in (f"--{field}", *field_values.as_arguments(field_values.plain(value)))
         ]
         return Side(str(name), tuple(arguments), " ".join([str(name), *arguments]))
 

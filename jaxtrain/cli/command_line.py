@@ -54,11 +54,11 @@ def _usage(command: str) -> str:
     usage = [command, *(["NAME"] if issubclass(kind, OfConfig) else [])]
     for flag in flags.of(kind):
         if flag.positional:
-            usage.append(f"{flag.typed} [{flag.typed} ...]" if flag.many else flag.typed)
+            usage.append(f"{flag.name} [{flag.name} ...]" if flag.many else flag.name)
             if not flag.required:
-                usage[-1] = f"[{flag.typed}]"
+                usage[-1] = f"[{flag.name}]"
         elif flag.required:
-            usage.append(f"{flag.typed} {flag.shown}")
+            usage.append(f"{flag.name} {flag.metavar}")
     if any(not flag.positional and not flag.required for flag in flags.of(kind)):
         usage.append("[flags]")
     return " ".join(usage + (["[--section.field VALUE ...]"] if issubclass(kind, OfConfig) else []))

@@ -39,7 +39,7 @@ def _plan(flags: commands.Plan) -> int:
         host,
         flags.efficiency,
     )
-    for line in planner.said:
+    for line in planner.messages:
         terminal.out(line)
     planner.check_compiler()
     terminal.out("compiling the step (about half a minute) ...")

@@ -67,7 +67,7 @@ def read(directory: Path, metric: str) -> Result:
     if why := _diverged(run):
         return Result(None, why, seconds, directory)
     ending = run_facts.ending(run)
-    if ending.word != "done":
+    if ending.state != "done":
         raise InputError(f"{directory}: this run is not done ({ending.sentence}): finish it first")
     validations = [record for record in run.records if metric in record]
     if not validations:

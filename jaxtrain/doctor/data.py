@@ -117,7 +117,7 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
             seed=run.seed,
             quarantine=quarantine,
         )
-        more = sorted(quarantine.found() - {bad.path for bad in sources.bad})
+        more = sorted(quarantine.recorded() - {bad.path for bad in sources.bad})
     yield judge(rate, limits.cores())
     if more:
         yield _broken(f"the trial found {len(more)} more broken files", more)

@@ -76,12 +76,13 @@ def _unknown(name: str, source: str, defined_in: str | None) -> InputError:
     """Makes the error for a model that is neither in this package nor imported."""
     if "." not in name:
         return InputError(
-            f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
+            f"{source}: unknown model {errors.short_repr(name)}; the models are "
+            f"{', '.join(names())}"
         )
-    where = f" (it was defined in {errors.shown(defined_in, 200)})" if defined_in else ""
+    where = f" (it was defined in {errors.short_repr(defined_in, 200)})" if defined_in else ""
     return InputError(
-        f"{source}: its model {errors.shown(name)} is not part of jaxtrain{where}: pass the config "
-        "that it was trained with, --config FILE.py"
+        f"{source}: its model {errors.short_repr(name)} is not part of jaxtrain{where}: pass the "
+        "config that it was trained with, --config FILE.py"
     )
 
 
@@ -160,7 +161,7 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
     for name in saved:
         if name not in fields:
             raise InputError(
-                f"{source}: {where} has no field {errors.shown(name)}: {_OTHER_VERSION}"
+                f"{source}: {where} has no field {errors.short_repr(name)}: {_OTHER_VERSION}"
             )
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
@@ -185,13 +186,14 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
     items = tuple(value) if isinstance(value, list) else value
     if not field_values.matches(items, annotation):
         raise InputError(
-            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
+            f"{source}: {where} takes {field_values.takes(annotation)}, not "
+            f"{errors.short_repr(value)}"
         )
     for number in items if isinstance(items, tuple) else (items,):
         too_large = isinstance(number, int) and abs(number) >= _LARGEST
         if too_large or (isinstance(number, float) and not math.isfinite(number)):
             raise InputError(
-                f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
+                f"{source}: {where}={errors.short_repr(number)}: use a smaller, finite number"
             )
     return items
 
@@ -213,7 +215,9 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
     first = next(iter(fields))
     ours = getattr(model, dict(model.not_in_weights).get(first, first))
     flags = [
-        word for name in fields for word in (f"--model.{name}", *field_values.words(fields[name]))
+        word
+        for name in fields
+        for word in (f"--model.{name}", *field_values.as_arguments(fields[name]))
     ]
     raise InputError(
         f"{source} was trained with model.{first}={fields[first]}, but this model has {ours}: set "

@@ -535,7 +535,7 @@ def _code_if_over(
     hours: float | None,
 ) -> int | None:
     """Returns the exit code if no step or no time is left, which is reported; else None."""
-    run, done, run_progress = built.run, directory.position.done, first.run_progress
+    run, done, run_progress = built.run, directory.position.step, first.run_progress
     if hours is not None and hours <= 0:
         ending = run_summary.ending(run, done, built.total, STOP_MAX_HOURS, stopped_early=False)
         log.say(f"{ending}: raise --loop.max_total_hours {run.loop.max_total_hours:g}")
@@ -564,14 +564,18 @@ def open_step(
 ) -> TrainSetup:
     """Compiles the step, and opens the batches and what validates, saves, and stops."""
     run, say, uploader, position = built.run, log.say, directory.uploader, directory.position
-    profiler.check(profiler.span(flags.profile), position.done, built.total, say)
-    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
+    profiler.check(profiler.span(flags.profile), position.step, built.total, say)
+    log.emit(
+        Rewound(
+            position.step, position.examples_seen, validated=not first.run_progress.validation_due
+        )
+    )
     run_directory.write_config(directory.path, first.meta.config, say)
     workers = workers_here(run, directory.mesh)
     if run.data.workers != 0:  # chosen, and no worker processes: the line would explain nothing
         say(workers.sentence)
     batches = open_batches(
-        built, data.sources, data.quarantine, start=position.seen, workers=workers.number
+        built, data.sources, data.quarantine, start=position.examples_seen, workers=workers.number
     )
     stack.callback(batches.close)
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
@@ -625,7 +629,7 @@ def open_step(
             replay.described(built.rule.mesh),
             checkpoints,
             first.run_progress,
-            position.done,
+            position.step,
             save_policy.await_save,
             log.say,
             uploader,

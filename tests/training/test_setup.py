@@ -115,7 +115,7 @@ def save(made: Any, state: State, meta: Any, place: Path) -> Path:
         file_weights = made.definition.file_weights
         progress = RunProgress(place, Criterion(None, None, ""))
         kept = save_policy.SavePolicy(checkpoints, meta, progress, file_weights=file_weights)
-        kept.finish(Position(2, seen=8), state)
+        kept.finish(Position(2, examples_seen=8), state)
     return place / pointer.CHECKPOINTS / "2.json"
 
 

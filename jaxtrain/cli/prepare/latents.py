@@ -72,7 +72,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
         made, skipped = made + outcome.made, skipped + outcome.skipped
         failed |= outcome.failed
         totals.update(outcome.totals)
-        folders.append(target.where)
+        folders.append(target.location)
     windows, lacking = totals["windows"], totals["lacking"]
     locations = " and ".join(folders)
     if lacking:
