@@ -59,18 +59,18 @@ def compared(run: RecordedRun) -> dict[str, Compared]:
         return {}
     gib, step, loading = newest
     began = [attempt.began for attempt, _ in starts]
-    windows: list[list[tuple[float, float]]] = [[] for _ in starts]
+    intervals: list[list[tuple[float, float]]] = [[] for _ in starts]
     peaks = []
     for record in run.records:
         start = max(0, bisect.bisect(began, record["time"]) - 1)
         if plans[start] == newest and (rate := record.get("train/steps_per_second")):
-            windows[start].append((1 / rate, record.get("train/data_wait_fraction") or 0.0))
+            intervals[start].append((1 / rate, record.get("train/data_wait_fraction") or 0.0))
             peaks.append(record.get("train/gpu_memory_usage"))
     known = {MEMORY: Compared((gib, gib), max(filter(None, peaks), default=None))}
     if step is None:
         return known
-    # The first window of a start includes that of the workers.
-    usual = [window for of_start in windows for window in of_start[1:]]
+    # The first interval of a start includes that of the workers.
+    usual = [interval for of_start in intervals for interval in of_start[1:]]
     alone = statistics.median(took * (1 - wait) for took, wait in usual) if usual else None
     wait = statistics.median(wait for _, wait in usual) if usual else None
     known[STEP] = Compared(step, alone)
