@@ -50,7 +50,7 @@ def load_config(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
         return run.override(overrides) if overrides else run
 
 
-def _check_types(**given: tuple[Any, Any]) -> None:
+def _check_types(**arguments: tuple[Any, Any]) -> None:
     """Checks the types of arguments, each with what it takes.
 
     Raises:
@@ -60,7 +60,7 @@ def _check_types(**given: tuple[Any, Any]) -> None:
 
     problems = [
         f"{name} takes {field_values.takes(annotation)}, not {value!r}"
-        for name, (value, annotation) in given.items()
+        for name, (value, annotation) in arguments.items()
         if not field_values.matches(field_values.plain(value), annotation)
     ]
     if problems:
@@ -155,14 +155,14 @@ def load_model(
     """
     from jaxtrain.config import Precision, invocation
 
-    where = getattr(source, "directory", source)  # of a TrainResult
-    _check_types(source=(where, str), precision=(precision, Precision), config=(config, str | None))
+    path = getattr(source, "directory", source)  # of a TrainResult
+    _check_types(source=(path, str), precision=(precision, Precision), config=(config, str | None))
     from jaxtrain.inference.model import Model
     from jaxtrain.xla import platform
 
     platform.use_cpu_without_driver(os.environ)
     with invocation.from_python():
-        return Model(cast(str | Path, where), precision, config)
+        return Model(cast(str | Path, path), precision, config)
 
 
 def compare(
@@ -236,12 +236,12 @@ def compare(
 
     def side(name: "str | Path", fields: Mapping[str, Any]) -> Side:
         load_config(name, fields)  # refuses values of the wrong type
-        words = [
+        arguments = [
             word
             for field, value in fields.items()
-            for word in (f"--{field}", *field_values.words(field_values.plain(value)))
+            for word in (f"--{field}", *field_values.as_arguments(field_values.plain(value)))
         ]
-        return Side(str(name), tuple(words), " ".join([str(name), *words]))
+        return Side(str(name), tuple(arguments), " ".join([str(name), *arguments]))
 
     with invocation.from_python():
         common = overrides or {}

@@ -202,7 +202,7 @@ def shortest_path(path: str) -> str:
     return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH
 
 
-def shown(value: object, limit: int = 60) -> str:
+def short_repr(value: object, limit: int = 60) -> str:
     """Formats an untrusted value for a message: its ASCII repr, truncated.
 
     Args:

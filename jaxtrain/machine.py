@@ -36,10 +36,12 @@ def cores(processes: int = 1) -> int:
     """
     limits: list[float] = [os.cpu_count() or 1]
     for folder in _cgroup_folders():
-        both = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
-        both = both or [_first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        if all(map(str.isdecimal, both)) and int(both[1]):
-            limits.append(int(both[0]) / int(both[1]))
+        quota_and_period = _text(folder / "cpu.max").split()  # "max 100000" is unlimited
+        quota_and_period = quota_and_period or [
+            _first(folder, f"cpu.cfs_{name}_us") for name in ("quota", "period")
+        ]
+        if all(map(str.isdecimal, quota_and_period)) and int(quota_and_period[1]):
+            limits.append(int(quota_and_period[0]) / int(quota_and_period[1]))
         if listed := _first(folder, "cpuset.cpus.effective", "cpuset.effective_cpus"):
             limits.append(sum(map(_length, listed.split(","))))
     return max(1, min(len(os.sched_getaffinity(0)), *(int(each / processes) for each in limits)))
@@ -76,14 +78,14 @@ def threads() -> int:
 
 def _memory_left(folder: Path) -> float | None:
     """Returns the bytes that a cgroup may still use; None without a limit."""
-    most = _first(folder, "memory.max", "memory.limit_in_bytes")
+    limit = _first(folder, "memory.max", "memory.limit_in_bytes")
     now = _first(folder, "memory.current", "memory.usage_in_bytes")
-    if not most.isdecimal() or not now.isdecimal():
+    if not limit.isdecimal() or not now.isdecimal():
         return None
     stat = _text(folder / "memory.stat")
     total = "total_" if "total_active_file" in stat else ""  # version 1 has both
     files = re.findall(rf"^{total}(?:in)?active_file (\d+)$", stat, re.MULTILINE)
-    return max(0.0, int(most) - max(0, int(now) - sum(map(int, files))))
+    return max(0.0, int(limit) - max(0, int(now) - sum(map(int, files))))
 
 
 def _length(span: str) -> int:
@@ -112,9 +114,9 @@ def too_many(workers: int, flag: str = "--data.workers") -> str | None:
     need = workers * _LEAST_WORKER_MIB
     if need <= free / 2**20:
         return None
-    where = "the container's limit leaves" if limited else "this host has"
+    bound = "the container's limit leaves" if limited else "this host has"
     return (
-        f"{flag} {workers} needs about {need:,} MiB of memory, and {where} {free / 2**20:,.0f} "
+        f"{flag} {workers} needs about {need:,} MiB of memory, and {bound} {free / 2**20:,.0f} "
         f"free: use at most {formats.counted(max(1, int(free / WORKER_BYTES)), 'worker')}"
     )
 
@@ -122,9 +124,9 @@ def too_many(workers: int, flag: str = "--data.workers") -> str | None:
 def allow_files() -> None:
     """Raises this process's soft limit of open files, which is often 1024, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def refused(error: OSError, workers: int, flag: str = "--data.workers") -> InputError | None:

@@ -89,8 +89,8 @@ def _command(name: str, arguments: list[str]) -> int:
             raise
         from jaxtrain.storage import disks
 
-        where = error.filename or "a file"
-        text = f"{name}: {where} cannot be read or written: {error.strerror}"
+        path = error.filename or "a file"
+        text = f"{name}: {path} cannot be read or written: {error.strerror}"
         if disks.is_full(error):
             raise RunAgain(f"{text}; free space there, or write to another disk") from error
         raise InputError(text) from error

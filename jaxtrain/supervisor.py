@@ -250,8 +250,8 @@ class Launcher:
         self.doctor = "--doctor" in arguments
         run_arguments = [argument for argument in arguments if argument != "--doctor"]
         self.arguments = ["doctor", *run_arguments] if self.doctor else run_arguments
-        self.limits = {name: _whole(name, str(value)) for name, value in _LIMITS.items()}
-        self.restarts = _whole("RESTARTS", restarts)
+        self.limits = {name: _whole_number(name, str(value)) for name, value in _LIMITS.items()}
+        self.restarts = _whole_number("RESTARTS", restarts)
         self.output = option("--output-dir", arguments)
         if not self.output:
             raise InputError(
@@ -462,8 +462,8 @@ class Launcher:
 
     def arguments_of_start(self, *, again: bool) -> list[str]:
         """Returns the user's arguments, with ``--again`` if that is right for each start."""
-        told = option("--resume", self.arguments) is not None
-        knows = told and (not again or bool(os.environ.get(LAUNCH)))
+        has_resume = option("--resume", self.arguments) is not None
+        knows = has_resume and (not again or bool(os.environ.get(LAUNCH)))
         return [*self.arguments, *([] if knows or _AGAIN in self.arguments else [_AGAIN])]
 
     def may_start(self, code: int, end: str) -> bool:
@@ -485,15 +485,15 @@ class Launcher:
         Returns:
             What the run lacks; "" if nothing.
         """
-        newest, most = self.newest(), self.limits["MAX_RESTARTS"]
+        newest, max_restarts = self.newest(), self.limits["MAX_RESTARTS"]
         lost, self.count = self.count.lost(newest), self.count.after(newest, started=started)
         mounted = "" if self.in_bucket else ": is its disk mounted?"
-        while lost and self.count.in_vain <= most and self.stopped_by is None:
+        while lost and self.count.in_vain <= max_restarts and self.stopped_by is None:
             before = self.count.newest
             was = f" (before: checkpoint {before})" if isinstance(before, int) else ""
             self.say(
                 f"{start} {self.output} {lost} now{was}{mounted or '.'} Not starting from scratch; "
-                f"checking again, {self.count.in_vain} of at most {most} times"
+                f"checking again, {self.count.in_vain} of at most {max_restarts} times"
             )
             self.wait(self.delay_s())
             newest = self.newest()
@@ -502,14 +502,14 @@ class Launcher:
 
     def counted(self) -> str:
         """Returns the number of a restart."""
-        most, newest = self.limits["MAX_RESTARTS"], self.count.newest
-        number = f"restart {self.count.in_vain} of at most {most}"
+        max_restarts, newest = self.limits["MAX_RESTARTS"], self.count.newest
+        number = f"restart {self.count.in_vain} of at most {max_restarts}"
         return f"{number} without a new checkpoint (newest: {newest})"
 
     def in_a_row(self) -> str:
         """Returns why there is no other restart."""
-        most, newest = self.limits["MAX_RESTARTS"], self.count.newest
-        return f"{most} restarts in a row produced no new checkpoint (newest: {newest})"
+        max_restarts, newest = self.limits["MAX_RESTARTS"], self.count.newest
+        return f"{max_restarts} restarts in a row produced no new checkpoint (newest: {newest})"
 
     def delay_s(self) -> int:
         """Returns the seconds before this restart in a row."""
@@ -560,7 +560,7 @@ def _program(python: str, arguments: Sequence[str]) -> list[str]:
     return [python, "-m", "jaxtrain.main", *arguments]
 
 
-def _whole(name: str, default: str) -> int:
+def _whole_number(name: str, default: str) -> int:
     text = os.environ.get(name) or default
     if not text.isdecimal():
         raise InputError(f"{name} is '{text}': set it to a whole number")
@@ -672,8 +672,8 @@ class Slurm(Launcher):
         code = self.run_once(self.arguments_of_start(again=self._requeued is not None))
         if code in (0, WRONG_USE, HOPELESS, INTERRUPTED):
             return code
-        shown = _output(["scontrol", "show", "job", self._job])
-        state = "".join(re.findall("^ *JobState=([A-Z_]*)", shown, re.MULTILINE)[:1])
+        description = _output(["scontrol", "show", "job", self._job])
+        state = "".join(re.findall("^ *JobState=([A-Z_]*)", description, re.MULTILINE)[:1])
         if state != "RUNNING":
             self.say(f"ended with {_named(code)}, and the job is {state}: not requeued")
             return code

@@ -22,13 +22,13 @@ class Work(NamedTuple):
     """The progress of a task.
 
     Attributes:
-        what: name of the task, such as "tokenizing".
+        task: its name, such as "tokenizing".
         done: completed things, including those of an earlier start.
         total: number of things.
         things: what is counted, such as "videos".
     """
 
-    what: str
+    task: str
     done: int
     total: int
     things: str

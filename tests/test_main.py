@@ -25,7 +25,7 @@ def test_the_flags_are_fixed() -> None:
     """New settings are config fields, not flags."""
     run = {"--config", "--output-dir", "--resume", "--again", "--simulate-devices", "--debug"}
     run |= {"--profile", "--track", "--fit-time"}
-    assert {flag.typed for flag in flags.of(RunFlags)} == run
+    assert {flag.name for flag in flags.of(RunFlags)} == run
     assert set(train.all_flags()) == {*run, "--version", "--help", "-h"}
     assert set(run_flags.ONE_RUN_ONLY) < set(run_flags.FLAGS)
 
@@ -34,7 +34,7 @@ def test_the_flags_are_fixed() -> None:
 def test_the_arguments_of_a_run_can_be_pasted(command: str) -> None:
     typed = ["--debug"]
     for flag in flags.of(RunFlags):
-        typed += [] if flag.kind is bool else [flag.typed, "1"]
+        typed += [] if flag.kind is bool else [flag.name, "1"]
     parsed = command_line.parse(command, [*typed, "--seed", "3"])
     assert (parsed.config, parsed.overrides) == ("1", ("--seed", "3"))
 
@@ -55,7 +55,7 @@ def test_the_help_of_a_command_lists_its_flags(
     assert text.startswith(f"usage: jaxtrain {command}")
     assert all(len(line) <= 80 for line in text.splitlines())
     for flag in flags.of(commands.TABLE[command]):
-        assert f"\n  {flag.typed}" in text
+        assert f"\n  {flag.name}" in text
 
 
 def test_help_needs_no_jax(checkout: Path) -> None:

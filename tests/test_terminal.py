@@ -328,8 +328,8 @@ def test_control_characters_are_escaped() -> None:
     ids=map(str, range(9)),
 )
 def test_an_untrusted_value_is_truncated_and_one_line(value: Any, text: str) -> None:
-    assert errors.shown(value) == text
-    assert errors.shown("x" * 100, 200) == f"'{'x' * 100}'"
+    assert errors.short_repr(value) == text
+    assert errors.short_repr("x" * 100, 200) == f"'{'x' * 100}'"
 
 
 @pytest.mark.parametrize("show", [terminal.plain, terminal.out, terminal.warn])

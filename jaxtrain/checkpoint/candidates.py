@@ -51,9 +51,9 @@ class CheckpointCandidates:
         return self._store.place
 
     @property
-    def shown(self) -> str:
+    def location(self) -> str:
         """Returns the run directory or its URL."""
-        return self._store.place.shown
+        return self._store.place.location
 
     def steps(self, kind: str) -> list[int]:
         """Returns the steps of the pointers in a folder, ascending."""
@@ -126,7 +126,7 @@ class CheckpointCandidates:
                     self._store.set_aside(kind, step, DAMAGED, why)
             except OSError as error:
                 self._say(
-                    f"warning: checkpoint {self.shown}/{kind}/{step} is damaged ({why}) and "
+                    f"warning: checkpoint {self.location}/{kind}/{step} is damaged ({why}) and "
                     f"skipped; it cannot be moved to {ASIDE}/ ({reason(error)})"
                 )
 

@@ -61,8 +61,8 @@ class _Unraisable:
         self._before = before
 
     def __call__(self, unraisable: Any) -> None:
-        what = unraisable.object
-        codes = (getattr(what, "cr_code", None), getattr(what, "ag_code", None))
+        source = unraisable.object
+        codes = (getattr(source, "cr_code", None), getattr(source, "ag_code", None))
         files = {code.co_filename for code in codes if code is not None}
         files |= {frame.filename for frame in traceback.extract_tb(unraisable.exc_traceback)}
         if not any("orbax" in file for file in files) and "Event loop is closed" not in str(

@@ -59,7 +59,7 @@ made where a checkpoint is fetched. They are small: the arrays themselves are in
 processes.
 """
 
-PIECE_BYTES = 2**26
+CHUNK_BYTES = 2**26
 _BUFFER_BYTES = 2**20
 # hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8
@@ -71,7 +71,7 @@ _FOLDER = re.compile(rf"{FILES}/(0|[1-9][0-9]*)-[0-9a-f]{{12,}}")
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 FileList = dict[str, tuple[int, list[str]]]
-"""Path in the folder of the files -> (bytes, hexadecimal SHA-256 of each piece)."""
+"""Path in the folder of the files -> (bytes, hexadecimal SHA-256 of each chunk)."""
 
 
 class Damaged(Exception):
@@ -141,7 +141,7 @@ class Pointer:
                     "it has the format of another version of jaxtrain: use the version that "
                     "wrote it"
                 )
-            files = {name: (size, list(pieces)) for name, (size, pieces) in raw["files"].items()}
+            files = {name: (size, list(digests)) for name, (size, digests) in raw["files"].items()}
             pointer = cls(**raw | {"files": files})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"its pointer is damaged: {error}") from None
@@ -361,29 +361,29 @@ def format_other_steps(by_kind: Mapping[str, list[int]], step: int) -> str:
     return "; ".join(f"{kind}/ has: {format_steps(numbers)}" for kind, numbers in intact.items())
 
 
-def pieces(size: int) -> Iterator[tuple[int, int]]:
-    """Yields the begin and the end of each piece of a file that has a checksum of its own."""
-    for start in range(0, size, PIECE_BYTES):
-        yield start, min(start + PIECE_BYTES, size)
+def chunks(size: int) -> Iterator[tuple[int, int]]:
+    """Yields the begin and the end of each chunk of a file that has a checksum of its own."""
+    for start in range(0, size, CHUNK_BYTES):
+        yield start, min(start + CHUNK_BYTES, size)
 
 
 def hashes(sizes: Mapping[Path, int]) -> dict[Path, list[str]]:
-    """Returns the checksums of each file's pieces, given the file sizes."""
-    parts = [(path, start) for path, size in sizes.items() for start, _ in pieces(size)]
+    """Returns the checksums of each file's chunks, given the file sizes."""
+    to_hash = [(path, start) for path, size in sizes.items() for start, _ in chunks(size)]
     digests: dict[Path, list[str]] = {path: [] for path in sizes}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for (path, _), digest in zip(parts, pool.map(_hash_piece, parts), strict=True):
+        for (path, _), digest in zip(to_hash, pool.map(_hash_chunk, to_hash), strict=True):
             digests[path].append(digest)
     return digests
 
 
-def _hash_piece(part: tuple[Path, int]) -> str:
-    path, start = part
+def _hash_chunk(chunk: tuple[Path, int]) -> str:
+    path, start = chunk
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_BUFFER_BYTES))
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(start)
-            left = PIECE_BYTES
+            left = CHUNK_BYTES
             while left and (count := file.readinto(buffer[: min(left, _BUFFER_BYTES)])):
                 digest.update(buffer[:count])
                 left -= count

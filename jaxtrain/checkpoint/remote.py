@@ -96,7 +96,7 @@ class RemoteRun:
             if size_stored != size:
                 raise Damaged(f"{name} has {size_stored} bytes, but {size} were saved")
 
-    def _fetch_files(self, wanted: Pointer, shown: str, run_dir: Path) -> None:
+    def _fetch_files(self, wanted: Pointer, checkpoint: str, run_dir: Path) -> None:
         folder = run_dir / wanted.data
         left = {name: size for name, (size, _) in wanted.files.items()}
         present = {
@@ -112,9 +112,11 @@ class RemoteRun:
             return
         self._check_sizes(wanted.data, left)
         total = sum(left.values())
-        self._say(f"fetching {shown} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
+        self._say(f"fetching {checkpoint} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
         folder.mkdir(parents=True, exist_ok=True)
-        check_room(folder, total, f"checkpoint {shown} of {self.bucket.url}", "free space there")
+        check_room(
+            folder, total, f"checkpoint {checkpoint} of {self.bucket.url}", "free space there"
+        )
 
         def fetch(name: str) -> None:
             path = folder / name

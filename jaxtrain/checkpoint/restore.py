@@ -78,10 +78,10 @@ def restore(
             raise ValueError(f"{name} has no target sharding")
     differences = _differences(pointer.read_shapes(path), wanted, subset=subset)
     if differences:
-        shown = "; ".join(differences[:_ARRAYS_TO_NAME])
+        examples = "; ".join(differences[:_ARRAYS_TO_NAME])
         more = len(differences) - _ARRAYS_TO_NAME
         raise InputError(
-            f"{path} has a different model or optimizer than this run: {shown}"
+            f"{path} has a different model or optimizer than this run: {examples}"
             + (f"; and {more} more" if more > 0 else "")
             + ": use the config that wrote it, or start a new run"
         )

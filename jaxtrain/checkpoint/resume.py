@@ -31,10 +31,10 @@ def refusal(checkpoints: CheckpointCandidates, damaged: Damage) -> str:
     if not problems:
         return ""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    shown = checkpoints.shown
+    location = checkpoints.location
     return (
-        f"no checkpoint of {shown} is intact ({problems[0]}{more}; {invocation.program()} "
-        f"checkpoints {shlex.quote(shown)} lists them): to start from scratch, choose "
+        f"no checkpoint of {location} is intact ({problems[0]}{more}; {invocation.program()} "
+        f"checkpoints {shlex.quote(location)} lists them): to start from scratch, choose "
         "another --output-dir or move this one away"
     )
 
@@ -83,7 +83,7 @@ def checkpoint_at_url(
 
 def checkpoint_of_run(
     checkpoints: CheckpointCandidates,
-    shown: str,
+    location: str,
     flag: str,
     say: Say,
     kinds: Iterable[str],
@@ -95,17 +95,19 @@ def checkpoint_of_run(
     if start is None and step is not None:
         why = next(iter(damaged.values()), "there is none")
         raise InputError(
-            f"{flag}: {shown} has no complete checkpoint {step} ({why}); "
+            f"{flag}: {location} has no complete checkpoint {step} ({why}); "
             f"{pointer.format_other_steps(by_kind, step)}"
         )
     for (kind, number), why in damaged.items():
         if start is None:
-            raise InputError(f"{flag}: no checkpoint of {shown} is intact ({kind}/{number}: {why})")
-        say(f"warning: checkpoint {shown}/{kind}/{number} is damaged ({why}): skipped")
+            raise InputError(
+                f"{flag}: no checkpoint of {location} is intact ({kind}/{number}: {why})"
+            )
+        say(f"warning: checkpoint {location}/{kind}/{number} is damaged ({why}): skipped")
     if start is None:
-        raise InputError(f"{flag}: no complete checkpoint found in {shown}")
+        raise InputError(f"{flag}: no complete checkpoint found in {location}")
     if damaged:
-        say(f"warning: using {shown}/{start.parent.name}/{start.stem}, the newest intact one")
+        say(f"warning: using {location}/{start.parent.name}/{start.stem}, the newest intact one")
     return start
 
 
@@ -207,15 +209,17 @@ def digest_of_weights(path: Path) -> str:
     for file in files:
         size = file.stat().st_size
         with file.open("rb") as content:
-            parts = content.read(_HASHED_BYTES)
+            ends = content.read(_HASHED_BYTES)
             content.seek(max(0, size - _HASHED_BYTES))
-            parts += content.read(_HASHED_BYTES)
+            ends += content.read(_HASHED_BYTES)
         name = file.relative_to(path).as_posix() if file != path else ""
-        about.append((name, size, hashlib.sha256(parts).hexdigest()))
+        about.append((name, size, hashlib.sha256(ends).hexdigest()))
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
-def rollback_checkpoint(checkpoints: CheckpointCandidates, done: int, every: int) -> Path | None:
+def rollback_checkpoint(
+    checkpoints: CheckpointCandidates, last_step: int, every: int
+) -> Path | None:
     """Returns the newest intact checkpoint for a rollback; None if there is none.
 
     Checkpoints at multiples of ``every`` are preferred: those saved by a stop signal depend on its
@@ -223,18 +227,18 @@ def rollback_checkpoint(checkpoints: CheckpointCandidates, done: int, every: int
 
     Args:
         checkpoints: where to look; damaged ones are moved aside.
-        done: number of completed steps; later checkpoints were abandoned by a resume.
+        last_step: number of completed steps; later checkpoints were abandoned by a resume.
 
     Raises:
         InputError, RunAgain: the disk does not respond.
     """
     try:
         path, damaged = newest_intact(
-            checkpoints, (CHECKPOINTS,), lambda step: step <= done and step % every == 0
+            checkpoints, (CHECKPOINTS,), lambda step: step <= last_step and step % every == 0
         )
         if path is None:
             path, more = newest_intact(
-                checkpoints, (CHECKPOINTS,), lambda step: step <= done and step % every != 0
+                checkpoints, (CHECKPOINTS,), lambda step: step <= last_step and step % every != 0
             )
             damaged |= more
         if path is not None:

@@ -90,7 +90,7 @@ class Intent:
             return cls(**{field.name: str(about[field.name]) for field in dataclasses.fields(cls)})
         except (ValueError, LookupError, TypeError, RecursionError):
             raise InputError(
-                f"{place.shown}/{START} is damaged, so it is unknown what this run was started "
+                f"{place.location}/{START} is damaged, so it is unknown what this run was started "
                 "from: delete it to continue from the newest checkpoint, or choose another "
                 "--output-dir"
             ) from None
@@ -138,70 +138,77 @@ class Recorded:
         return cls(intent, newest, spent)
 
 
-def decide(flags: Flags, recorded: Recorded, shown: str) -> tuple[Intent | None, str]:
+def decide(flags: Flags, recorded: Recorded, location: str) -> tuple[Intent | None, str]:
     """Applies the table above, before any checkpoint is read; a pure function.
 
     Returns:
         The intent of this start, None if it continues its newest checkpoint; and a line to print.
     """
-    intent, typed = recorded.intent, flags.resume
-    told = _told(flags, shown)
+    intent, resume_from = recorded.intent, flags.resume
+    requested = _requested(flags, location)
     again = bool(flags.launch and intent and flags.launch == intent.launch)
-    if not flags.launch or typed in (None, "latest"):
+    if not flags.launch or resume_from in (None, "latest"):
         again |= flags.again  # else the launch's first start has ended before it was recorded
     if intent is None and not recorded.spent:
         note = "--resume latest: no checkpoint to resume from, starting from scratch"
-        return told, note if typed == "latest" and not flags.init_from else ""
-    if again or typed == "latest":
+        return requested, note if resume_from == "latest" and not flags.init_from else ""
+    if again or resume_from == "latest":
         if recorded.spent or intent is None:
             return None, ""
-        return intent, _check_weights(intent, flags, shown)
-    if typed is None:
+        return intent, _check_weights(intent, flags, location)
+    if resume_from is None:
         if recorded.newest is not None:
             raise InputError(
-                f"{shown} already contains checkpoints (newest: {recorded.newest}): resume with "
+                f"{location} already contains checkpoints (newest: {recorded.newest}): resume with "
                 "--resume latest, or choose another directory"
             )
         if intent is None or intent.kind in ("step", "checkpoint"):
             raise InputError(
-                f"{shown} was started from {intent.typed if intent else 'a checkpoint'}, and has "
-                "no checkpoint of its own: continue with --resume latest, or choose another "
+                f"{location} was started from {intent.typed if intent else 'a checkpoint'}, and "
+                "has no checkpoint of its own: continue with --resume latest, or choose another "
                 "directory"
             )
-        return told, ""
-    if told.kind == "step":
-        back = f"--resume {typed}: going back to step {typed} again" if recorded.spent else ""
-        return told, back if intent and intent.typed == told.typed else ""
+        return requested, ""
+    if requested.kind == "step":
+        back = (
+            f"--resume {resume_from}: going back to step {resume_from} again"
+            if recorded.spent
+            else ""
+        )
+        return requested, back if intent and intent.typed == requested.typed else ""
     if recorded.spent:
         newest = "" if recorded.newest is None else f", the newest of which is {recorded.newest}"
-        return None, f"--resume {typed}: {shown} continues with its own checkpoints{newest}"
+        return (
+            None,
+            f"--resume {resume_from}: {location} continues with its own checkpoints{newest}",
+        )
     if intent is not None and intent.kind == "checkpoint":
         names = (intent.typed.removesuffix(".json"), intent.source)
-        if told.typed.removesuffix(".json") in names:
+        if requested.typed.removesuffix(".json") in names:
             return intent, ""
     was = "from scratch" if intent is None or not intent.typed else f"from {intent.typed}"
     raise InputError(
-        f"--resume {typed}: {shown} was started {was}, and has not saved a checkpoint yet: "
-        "continue that with --resume latest, or choose another directory"
+        f"--resume {resume_from}: {location} was started {was}, and has not saved a checkpoint "
+        "yet: continue that with --resume latest, or choose another directory"
     )
 
 
-def _told(flags: Flags, shown: str) -> Intent:
-    typed, launch = flags.resume, flags.launch
-    if typed is None or typed == "latest":
+def _requested(flags: Flags, location: str) -> Intent:
+    resume_from, launch = flags.resume, flags.launch
+    if resume_from is None or resume_from == "latest":
         kind = "weights" if flags.init_from else "new"
         return Intent(kind, flags.init_from, launch=launch)
-    if is_step(typed):
-        return Intent("step", str(int(typed)), launch=launch)
-    if bucket.is_bucket(typed):
-        url = bucket.normalized(typed, "--resume")
-        own = url.removeprefix(f"{shown}/").removesuffix(".json")
+    if is_step(resume_from):
+        return Intent("step", str(int(resume_from)), launch=launch)
+    if bucket.is_bucket(resume_from):
+        url = bucket.normalized(resume_from, "--resume")
+        own = url.removeprefix(f"{location}/").removesuffix(".json")
         if own != url and own.rpartition("/")[0] in KINDS and is_step(own.rpartition("/")[2]):
             return Intent("step", own.rpartition("/")[2], launch=launch)
         return Intent("checkpoint", url, launch=launch)
-    path = expanded(typed).resolve()  # however it is spelled
+    path = expanded(resume_from).resolve()  # however it is spelled
     named = pointer.find(path)
-    if named is not None and is_in(Path(shown), named):
+    if named is not None and is_in(Path(location), named):
         # Its folder tells it from another one of the same step, such as one in aside/.
         data = pointer.data_of(named.read_bytes())
         return Intent("step", str(pointer.step_in(named.name)), data, launch=launch)
@@ -212,23 +219,23 @@ def _flag(flags: Flags) -> str:
     return "--again" if flags.resume is None else f"--resume {flags.resume}"
 
 
-def _check_weights(intent: Intent, flags: Flags, shown: str) -> str:
+def _check_weights(intent: Intent, flags: Flags, location: str) -> str:
     """Refuses other weights than those of the intent; returns what to print."""
     weights = intent.typed if intent.kind == "weights" else ""
     if intent.kind in ("new", "weights") and flags.init_from not in ("", weights):
         was = f"with model.init_from={weights}" if weights else "from scratch"
         raise InputError(
-            f"{shown} was started {was}, and has not saved a checkpoint yet, but model.init_from "
-            f"is {flags.init_from} now: {'pass the same weights' if weights else 'remove it'}, or "
-            "choose another --output-dir"
+            f"{location} was started {was}, and has not saved a checkpoint yet, but "
+            f"model.init_from is {flags.init_from} now: "
+            f"{'pass the same weights' if weights else 'remove it'}, or choose another --output-dir"
         )
     if not intent.typed:
         return f"{_flag(flags)}: no checkpoint to resume from, starting from scratch"
-    shown_source = intent.source or intent.typed
+    source = intent.source or intent.typed
     if intent.kind == "step":
-        shown_source = f"step {intent.typed}"
+        source = f"step {intent.typed}"
     return (
-        f"{_flag(flags)}: no checkpoint yet: starting from {shown_source}, from which this run was "
+        f"{_flag(flags)}: no checkpoint yet: starting from {source}, from which this run was "
         "started"
     )
 
@@ -239,13 +246,13 @@ class Start:
 
     Attributes:
         path: the pointer of the verified checkpoint on this disk; None for a new run.
-        shown: that checkpoint as it is printed; "" for a new run.
+        display_path: that checkpoint as it is printed; "" for a new run.
         before: what was recorded before this start; None if nothing was.
     """
 
     intent: Intent
     path: Path | None = None
-    shown: str = ""
+    display_path: str = ""
     before: Intent | None = None
 
     def refused(self, place: Place) -> None:
@@ -271,7 +278,7 @@ def open_start(
     """
     try:
         recorded = Recorded.of(place, checkpoints)
-        intent, note = decide(flags, recorded, place.shown)
+        intent, note = decide(flags, recorded, place.location)
         if note:
             say(note)
         if intent is None:
@@ -279,7 +286,7 @@ def open_start(
             intent = recorded.intent or Intent("new", launch=flags.launch)
             if recorded.intent is None:
                 intent.write(place)
-            return Start(intent, path, "" if path is None else _shown(path, place), intent)
+            return Start(intent, path, "" if path is None else _display_path(path, place), intent)
         if intent != recorded.intent:
             intent.write(place)  # what is chosen and verified below may take minutes
         try:
@@ -289,8 +296,8 @@ def open_start(
             raise
         if chosen.intent != intent:
             chosen.intent.write(place)
-        if chosen.path is not None and not chosen.shown:
-            chosen = dataclasses.replace(chosen, shown=_shown(chosen.path, place))
+        if chosen.path is not None and not chosen.display_path:
+            chosen = dataclasses.replace(chosen, display_path=_display_path(chosen.path, place))
         return dataclasses.replace(chosen, before=recorded.intent)
     except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
@@ -318,10 +325,10 @@ def _chosen(intent: Intent, checkpoints: CheckpointCandidates, cache_root: Path,
         text = intent.source or intent.typed
         try:
             if bucket.is_bucket(text):
-                path, shown = resume.checkpoint_at_url(text, "--resume", cache_root, say)
+                path, display_path = resume.checkpoint_at_url(text, "--resume", cache_root, say)
             else:
                 path = resume.checkpoint_at(Path(text), flag, say)
-                shown = str(path.with_suffix(""))
+                display_path = str(path.with_suffix(""))
         except InputError as error:
             if not intent.source:
                 raise
@@ -335,7 +342,9 @@ def _chosen(intent: Intent, checkpoints: CheckpointCandidates, cache_root: Path,
                 f"this run was started from {intent.source}, which is another checkpoint now: "
                 "choose another --output-dir to start from that one"
             )
-        return Start(dataclasses.replace(intent, source=shown, digest=digest), path, shown)
+        return Start(
+            dataclasses.replace(intent, source=display_path, digest=digest), path, display_path
+        )
     return Start(intent)
 
 
@@ -356,11 +365,11 @@ def newest(checkpoints: CheckpointCandidates, say: Say, flag: str) -> Path | Non
         # this would fetch it.
         damaged |= newest_intact(checkpoints, (BEST,))[1]
     checkpoints.set_aside(damaged)
-    shown = f"{checkpoints.shown}/{start.parent.name}/{start.stem}"
+    display_path = f"{checkpoints.location}/{start.parent.name}/{start.stem}"
     if start.parent.name == BEST:
-        say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {shown}")
+        say(f"warning: no intact checkpoint in {CHECKPOINTS}/: resuming from {display_path}")
     elif any(kind == CHECKPOINTS for kind, _ in damaged):
-        say(f"warning: resuming from {shown}, the newest intact one in {CHECKPOINTS}/")
+        say(f"warning: resuming from {display_path}, the newest intact one in {CHECKPOINTS}/")
     return start
 
 
@@ -376,14 +385,14 @@ def own_checkpoint(intent: Intent, checkpoints: CheckpointCandidates) -> Path:
     if path is None:
         others = pointer.format_other_steps({kind: checkpoints.steps(kind) for kind in KINDS}, step)
         raise InputError(
-            f"--resume {step}: {checkpoints.shown} has no complete checkpoint {step}"
+            f"--resume {step}: {checkpoints.location} has no complete checkpoint {step}"
             f"{f' ({why})' if why else ''}; {others}; pass one of these steps, or --resume latest"
         )
     return path
 
 
-def _shown(path: Path, place: Place) -> str:
-    return f"{place.shown}/{path.parent.name}/{path.stem}"
+def _display_path(path: Path, place: Place) -> str:
+    return f"{place.location}/{path.parent.name}/{path.stem}"
 
 
 def follow_rollback(place: Place, path: Path) -> None:

@@ -48,7 +48,7 @@ class Place(Protocol):
     """Small files below a run directory or the URL of a run, and the folders of checkpoints."""
 
     @property
-    def shown(self) -> str:
+    def location(self) -> str:
         """Returns the path or the URL."""
 
     def names(self, folder: str) -> list[str]:
@@ -77,7 +77,7 @@ class Folder:
         self.run_dir = run_dir
 
     @property
-    def shown(self) -> str:
+    def location(self) -> str:
         """See :class:`Place`, also for the other methods."""
         return str(self.run_dir)
 
@@ -132,7 +132,7 @@ class BucketFolder:
         self.bucket = bucket
 
     @property
-    def shown(self) -> str:
+    def location(self) -> str:
         """See :class:`Place`, also for the other methods."""
         return self.bucket.url
 
@@ -170,10 +170,10 @@ def claim(place: Place, flag: str) -> str:
         OSError, RunAgain: it cannot be written.
     """
     while (content := place.get(run_marker.NAME)) is None:
-        if refusal := run_marker.refusal(place.shown, flag, place.names("")):
+        if refusal := run_marker.refusal(place.location, flag, place.names("")):
             raise InputError(refusal)
         place.create(run_marker.NAME, run_marker.new().encode())  # or another process has
-    return run_marker.run_id(content, place.shown)
+    return run_marker.run_id(content, place.location)
 
 
 def mark_copy(folder: Path, marker: str) -> None:
@@ -205,7 +205,7 @@ class CheckpointStore:
     def run_id(self) -> str:
         """Returns the id of the run; "" without a marker."""
         if not self._run_id and (content := self.place.get(run_marker.NAME)) is not None:
-            self._run_id = run_marker.run_id(content, self.place.shown)
+            self._run_id = run_marker.run_id(content, self.place.location)
         return self._run_id
 
     def steps(self, kind: str = CHECKPOINTS) -> list[int]:
@@ -253,7 +253,7 @@ class CheckpointStore:
         try:
             return Pointer.parse(content, step_in(name)), content
         except InputError as error:
-            raise InputError(f"{self.place.shown}/{name}: {error}") from None
+            raise InputError(f"{self.place.location}/{name}: {error}") from None
 
     def data_folder(self, kind: str, step: int) -> str:
         """Returns the folder of a checkpoint's files; "" if its pointer is damaged."""
@@ -309,11 +309,11 @@ class CheckpointStore:
         self._put(f"{to}.json", content)
         self.place.delete(name)
         self._data.pop(name, None)
-        shown = self.place.shown
+        location = self.place.location
         state = f"{category} ({why})" if why else category
         self._say(
-            f"{'warning: ' if why else ''}checkpoint {shown}/{kind}/{step} is {state}: moved to "
-            f"{shown}/{to}"
+            f"{'warning: ' if why else ''}checkpoint {location}/{kind}/{step} is {state}: moved to "
+            f"{location}/{to}"
         )
         return to
 

@@ -55,7 +55,7 @@ _ANNOUNCE_S = 30.0
 # At the end: a bucket that takes nothing new for this long is not waited for.
 _GIVE_UP_S = 600.0
 _BETWEEN_TRIES_S = 5.0
-_PARTS_WITHIN_S = 60.0  # to see that another process has uploaded something
+_STALLED_S = 60.0  # to see that another process has uploaded something
 _AT_ONCE = 8  # files
 _BUSY = "an upload is still running"
 
@@ -221,9 +221,9 @@ class Uploader:
             return self._remote.store.set_aside(kind, step, DAMAGED, damage)
 
         moved = process_group.process_zero_decides(move)
-        shown = f"{self.url}/{name.removesuffix('.json')}"
+        url = f"{self.url}/{name.removesuffix('.json')}"
         raise RunAgain(
-            f"checkpoint {shown} is damaged ({damage}) and moved to {moved}: resume with --resume "
+            f"checkpoint {url} is damaged ({damage}) and moved to {moved}: resume with --resume "
             "latest"
         )
 
@@ -484,7 +484,7 @@ class Uploader:
         self._bucket.put(_list_of(described.data, self._process), described.to_json())
         if not self._first:
             return
-        described = self._together(described)
+        described = self._pointer_of_all(described)
         self._lease.check()
         with self._commits:
             if self._stopped:
@@ -503,20 +503,20 @@ class Uploader:
                 if disk.folder_of(name) != described.data:
                     disk.place.delete(name)
 
-    def _together(self, described: Pointer) -> Pointer:
+    def _pointer_of_all(self, described: Pointer) -> Pointer:
         """Waits for the lists of all processes; returns a pointer with the files of all.
 
         Raises:
             Damaged: a process has uploaded nothing for a minute.
         """
         names = {_list_of(described.data, process) for process in range(self._count)}
-        before, since = -1, time.monotonic()
+        last_total, changed_at = -1, time.monotonic()
         while missing := names - (stored := self._bucket.sizes(described.data)).keys():
             total = sum(stored.values())
-            if total != before:
-                before, since = total, time.monotonic()
-                self._sent.moved_at = since
-            if time.monotonic() - since > _PARTS_WITHIN_S:
+            if total != last_total:
+                last_total, changed_at = total, time.monotonic()
+                self._sent.moved_at = changed_at
+            if time.monotonic() - changed_at > _STALLED_S:
                 process = min(missing).rpartition("-")[2].partition(".")[0]
                 raise Damaged(f"process {process} has not uploaded its files")
             if self._over.wait(1.0) or self._stopped:

@@ -67,10 +67,10 @@ def _write_efficiency(
         if why is None:
             why = f"plan does not know the peaks of {findings['device']['kind']}"
         raise InputError(f"{path} not written: {why}")
-    typed = addresses.scrubbed([flags.config, *overrides])
+    arguments = addresses.scrubbed([flags.config, *overrides])
     measured = efficiency.Efficiency(
         device=findings["device"]["kind"],
-        config=shlex.join(typed),
+        config=shlex.join(arguments),
         jax=findings["versions"]["jax"],
         of_serial_bound=rows["synthetic/of_serial_bound"],
     )

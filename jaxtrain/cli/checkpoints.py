@@ -29,7 +29,7 @@ _MIB = 2**20
 
 # "unknown": it cannot be read now, or another version wrote it.
 Verdict = Literal["verified", "damaged", "unknown"]
-_SHOWN = {"verified": "verified", "damaged": "DAMAGED", "unknown": "UNKNOWN"}
+_VERDICT_WORDS = {"verified": "verified", "damaged": "DAMAGED", "unknown": "UNKNOWN"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,35 +62,37 @@ def main(flags: commands.Checkpoints) -> int:
     if flags.keep_aside and not flags.prune:
         raise InputError("--keep-aside N requires --prune")
     damaged: dict[str, str] = {}  # in a bucket
-    given, stored = flags.directory, bucket.is_bucket(str(flags.directory))
-    shown = str(given)
-    if stored:
-        shown = bucket.normalized(shown, "DIR")
+    directory, in_bucket = flags.directory, bucket.is_bucket(str(flags.directory))
+    location = str(directory)
+    if in_bucket:
+        location = bucket.normalized(location, "DIR")
         if flags.prune:
-            _prune_bucket(Bucket(shown), flags.keep_aside)
-        at_work = lease.holder(Bucket(shown))
-        given = remote.run_to_read(shown, cache.root(None), terminal.warn, damaged)
-    run = _run_of(given, shown)
+            _prune_bucket(Bucket(location), flags.keep_aside)
+        holder = lease.holder(Bucket(location))
+        directory = remote.run_to_read(location, cache.root(None), terminal.warn, damaged)
+    run = _run_of(directory, location)
     atomic.check_writable("--json", flags.json)
-    if not stored:
+    if not in_bucket:
         if flags.prune:
             _prune(run, flags.keep_aside)
-        at_work = lock.holder(run)
+        holder = lock.holder(run)
     saved = CheckpointCandidates(run)
     try:
         findings = list(_findings(saved, damaged))
-        taken, words = _resume(saved)
+        taken, outlook = _resume(saved)
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(findings))
     if aside := run_files.describe_aside(CheckpointStore(Folder(run))):
-        command = f"{invocation.program()} checkpoints {shlex.quote(shown)} --prune"
+        command = f"{invocation.program()} checkpoints {shlex.quote(location)} --prune"
         terminal.out(f"{aside}; to delete them: {command}")
-    if stored:
-        words = words.replace(str(run), shown)
+    if in_bucket:
+        outlook = outlook.replace(str(run), location)
     # The lease of a run that was killed on another machine looks like that of a live one.
-    which = "holds the lease there" if stored else "is active here"
-    terminal.out(words + (f", after the run that {which} ({at_work}) has ended" if at_work else ""))
+    activity = "holds the lease there" if in_bucket else "is active here"
+    terminal.out(
+        outlook + (f", after the run that {activity} ({holder}) has ended" if holder else "")
+    )
     if flags.json:
         content = {
             "directory": str(run),
@@ -113,38 +115,38 @@ def _prune(run: Path, keep: int) -> None:
 
 
 def _prune_bucket(folder: Bucket, keep: int) -> None:
-    store, held = _store_of_run(BucketFolder(folder)), lease.Lease(folder, terminal.warn)
-    held.acquire()
+    store, held_lease = _store_of_run(BucketFolder(folder)), lease.Lease(folder, terminal.warn)
+    held_lease.acquire()
     try:
         _pruned(store, keep)
     finally:
-        held.release()
+        held_lease.release()
 
 
 def _store_of_run(place: Place) -> CheckpointStore:
     store = CheckpointStore(place)
     if not store.run_id:
-        raise InputError(f"checkpoints {place.shown} --prune: this is not a run")
+        raise InputError(f"checkpoints {place.location} --prune: this is not a run")
     return store
 
 
 def _pruned(store: CheckpointStore, keep: int) -> None:
     names = store.prune(keep)
     store.collect()
-    terminal.out(f"deleted {formats.counted(len(names), 'checkpoint')} of {store.place.shown}")
+    terminal.out(f"deleted {formats.counted(len(names), 'checkpoint')} of {store.place.location}")
 
 
-def _run_of(given: Path, shown: str) -> Path:
-    run = atomic.expanded(given).absolute()
+def _run_of(directory: Path, location: str) -> Path:
+    run = atomic.expanded(directory).absolute()
     if not run.is_dir() and not pointer.is_checkpoint(run):
-        raise InputError(f"checkpoints {shown}: no such folder; pass a run directory")
+        raise InputError(f"checkpoints {location}: no such folder; pass a run directory")
     if not any((run / name).is_dir() for name in (*KINDS, ASIDE)):
         above = [parent for parent in run.parents if (parent / CHECKPOINTS).is_dir()]
-        this = "this run" if bucket.is_bucket(shown) else f"this run ({run.resolve()})"
+        described = "this run" if bucket.is_bucket(location) else f"this run ({run.resolve()})"
         raise InputError(
-            f"checkpoints {shown}: "
+            f"checkpoints {location}: "
             + (
-                f"{this} has not saved a checkpoint yet"
+                f"{described} has not saved a checkpoint yet"
                 if (run / "config.json").is_file()
                 else f"this folder has no {CHECKPOINTS}/; pass a run directory"
             )
@@ -218,11 +220,11 @@ def _verdict(saved: CheckpointCandidates, path: Path) -> tuple[Verdict, str]:
     return ("damaged", damage) if damage else ("verified", "")
 
 
-def _shown(finding: Finding) -> str:
+def _state(finding: Finding) -> str:
     if finding.path.startswith(f"{ASIDE}/"):
         return f"moved, {finding.why or SUPERSEDED}"
-    shown = _SHOWN[finding.verdict] + (f": {finding.why}" if finding.why else "")
-    return f"{shown}, milestone" if finding.milestone else shown
+    text = _VERDICT_WORDS[finding.verdict] + (f": {finding.why}" if finding.why else "")
+    return f"{text}, milestone" if finding.milestone else text
 
 
 def _table(findings: list[Finding]) -> str:
@@ -233,7 +235,7 @@ def _table(findings: list[Finding]) -> str:
             finding.saved or "?",
             "?" if finding.examples_seen is None else str(finding.examples_seen),
             f"{finding.bytes / _MIB:.1f} MiB" if finding.bytes else "?",
-            _shown(finding),
+            _state(finding),
         )
         for finding in findings
     ]

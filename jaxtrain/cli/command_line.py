@@ -18,16 +18,16 @@ _HELP = {"--help", "-h"}
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Runs a command, or prints its help, and returns the exit code."""
-    command, typed = name, list(arguments)
-    if typed and f"{name} {typed[0]}" in TABLE:
-        command, typed = f"{name} {typed[0]}", typed[1:]
+    command, own_arguments = name, list(arguments)
+    if own_arguments and f"{name} {own_arguments[0]}" in TABLE:
+        command, own_arguments = f"{name} {own_arguments[0]}", own_arguments[1:]
     if command not in TABLE:
-        return _group(name, typed)
+        return _group(name, own_arguments)
     kind = TABLE[command]
-    if not arguments or not _HELP.isdisjoint(typed):
+    if not arguments or not _HELP.isdisjoint(own_arguments):
         terminal.out(help.command(kind, kind.usages or (_usage(command),)))
         return 0
-    parsed = parse(command, typed)
+    parsed = parse(command, own_arguments)
     if isinstance(parsed, OfModel) and parsed.config is not None:
         config.named(parsed.config)  # runs the file, so that its model can be loaded
     module = importlib.import_module(f"jaxtrain.cli.{kind.module or name}")
@@ -35,11 +35,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
     return code
 
 
-def _group(name: str, typed: Sequence[str]) -> int:
+def _group(name: str, arguments: Sequence[str]) -> int:
     actions = [command for command in TABLE if command.startswith(f"{name} ")]
-    if typed and typed[0] not in _HELP:
-        hint = field_values.did_you_mean(typed[0], [action.split()[1] for action in actions])
-        raise InputError(f"{name}: unknown action '{typed[0]}'; {hint}")
+    if arguments and arguments[0] not in _HELP:
+        hint = field_values.did_you_mean(arguments[0], [action.split()[1] for action in actions])
+        raise InputError(f"{name}: unknown action '{arguments[0]}'; {hint}")
     terminal.out(help.usage(map(_usage, actions)))
     terminal.out(f"\n{help.entries([(action, _summary(TABLE[action])) for action in actions])}")
     terminal.out("\nFor the flags of a command, add --help to it.")
@@ -52,17 +52,17 @@ def _summary(kind: type[Command]) -> str:
 
 def _usage(command: str) -> str:
     kind = TABLE[command]
-    words = [command, *(["NAME"] if issubclass(kind, OfConfig) else [])]
+    usage = [command, *(["NAME"] if issubclass(kind, OfConfig) else [])]
     for flag in flags.of(kind):
         if flag.positional:
-            words.append(f"{flag.typed} [{flag.typed} ...]" if flag.many else flag.typed)
+            usage.append(f"{flag.name} [{flag.name} ...]" if flag.many else flag.name)
             if not flag.required:
-                words[-1] = f"[{flag.typed}]"
+                usage[-1] = f"[{flag.name}]"
         elif flag.required:
-            words.append(f"{flag.typed} {flag.shown}")
+            usage.append(f"{flag.name} {flag.metavar}")
     if any(not flag.positional and not flag.required for flag in flags.of(kind)):
-        words.append("[flags]")
-    return " ".join(words + (["[--section.field VALUE ...]"] if issubclass(kind, OfConfig) else []))
+        usage.append("[flags]")
+    return " ".join(usage + (["[--section.field VALUE ...]"] if issubclass(kind, OfConfig) else []))
 
 
 def parse(command: str, arguments: Sequence[str]) -> Any:

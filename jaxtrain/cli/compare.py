@@ -52,8 +52,8 @@ def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Compar
     for warning in answer.warnings:
         terminal.out(f"warning: {warning}")
     if flags.output_dir is not None:
-        words = (" ".join(map(str, folders[::2])), " ".join(map(str, folders[1::2])))
-        report.write([answer], words, flags.output_dir / report.NAME)
+        descriptions = (" ".join(map(str, folders[::2])), " ".join(map(str, folders[1::2])))
+        report.write([answer], descriptions, flags.output_dir / report.NAME)
         terminal.out(f"report: {flags.output_dir / report.NAME}")
     return answer
 
@@ -73,9 +73,11 @@ def _trained(
         )
 
     def side(name: str, change: list[str], revision: str = "") -> Side:
-        words = [name, *flags.overrides, *change]
-        shown = shlex.join(words) + (f" (code of {revision})" if revision else "")
-        return Side(name, tuple(words[1:]), shown, Code.of(name, revision) if revision else None)
+        arguments = [name, *flags.overrides, *change]
+        description = shlex.join(arguments) + (f" (code of {revision})" if revision else "")
+        return Side(
+            name, tuple(arguments[1:]), description, Code.of(name, revision) if revision else None
+        )
 
     changed = [side(names[-1], shlex.split(change)) for change in flags.change]
     changed += [side(names[-1], [], revision) for revision in flags.change_code]

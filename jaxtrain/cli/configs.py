@@ -35,7 +35,7 @@ def _show(name: str, changes: Sequence[str]) -> None:
     ]
     width = max(len(leaf.name) for leaf in everything)
     for leaf in everything:
-        terminal.out(f"{leaf.name:{width}}  {' '.join(field_values.words(leaf.value))}")
+        terminal.out(f"{leaf.name:{width}}  {' '.join(field_values.as_arguments(leaf.value))}")
 
 
 def _diff(before: str, after: str) -> None:

@@ -106,20 +106,20 @@ def main(flags: commands.Evaluate) -> int:
     counter = video.Counter(len(clips), "clip")
     with command_line.cleaning_up():
         measured = meter.measure(
-            clips, terminal.say, counter.one, None if cluster is None else (cluster, config)
+            clips, terminal.say, counter.add_one, None if cluster is None else (cluster, config)
         )
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
     about = _about(measured, size | {"compared": meter.compared}, flags.precision)
     if pair is not None:
-        found = evaluate_student.findings(meter, measured)
-        shown, content = found.text(about), found.content
+        student_findings = evaluate_student.findings(meter, measured)
+        text_out, content = student_findings.text(about), student_findings.content
     else:
         evaluated, rfvd = reconstructions.evaluation(measured, meter.names), meter.rfvd()
-        shown = _text(evaluated, about, meter.columns, rfvd)
+        text_out = _text(evaluated, about, meter.columns, rfvd)
         content = {"metrics": _as_json(evaluated), **({"rfvd": rfvd} if rfvd else {})}
-    terminal.out(shown)
+    terminal.out(text_out)
     if protocol is not None:
         terminal.out(_published(protocol))
     if flags.json:
@@ -143,7 +143,7 @@ def main(flags: commands.Evaluate) -> int:
         for path in _write(worst, flags.worst):
             terminal.out(f"wrote {path}")
     if flags.report is not None:
-        found.write(flags.report, about, worst)
+        student_findings.write(flags.report, about, worst)
         terminal.out(f"report: {flags.report}")
     return 0
 
@@ -284,8 +284,10 @@ def _text(
     ]
     rows: list[tuple[str, ...]] = [("", "", "mean", "std", "95% interval", "videos")]
     for name, estimates in evaluated.estimates.items():
-        for letter, one in zip(_LETTERS, estimates, strict=False):
-            rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
+        for letter, estimate in zip(_LETTERS, estimates, strict=False):
+            rows.append(
+                (_UNITS.get(name, name), letter, *_numbers(name, estimate), str(estimate.count))
+            )
     for letter, value in zip(_LETTERS, rfvd, strict=False):
         rows.append(("rfvd", letter, f"{value:.2f}", "-", "-", str(evaluated.videos)))
     lines.append(formats.columns(rows, {0, 1}))
@@ -314,9 +316,9 @@ def _published(protocol: Protocol) -> str:
     rows: list[tuple[str, ...]] = [
         ("model", "", "psnr (dB)", "ssim", f"lpips/{protocol.lpips}", "rfvd")
     ]
-    for one in protocol.published:
-        values = (f"{one.psnr:.2f}", one.ssim, one.lpips, one.rfvd)
-        rows.append((one.model, "", *("-" if value is None else str(value) for value in values)))
+    for entry in protocol.published:
+        values = (f"{entry.psnr:.2f}", entry.ssim, entry.lpips, entry.rfvd)
+        rows.append((entry.model, "", *("-" if value is None else str(value) for value in values)))
     return (
         f"\npublished, on {protocol.about}:\n{formats.columns(rows, {0, 1})}\n"
         f"source: {protocol.source}\n"
@@ -325,12 +327,12 @@ def _published(protocol: Protocol) -> str:
     )
 
 
-def _numbers(name: str, one: Estimate, sign: str = "") -> tuple[str, str, str]:
+def _numbers(name: str, estimate: Estimate, sign: str = "") -> tuple[str, str, str]:
     digits = f".{_DIGITS.get(name, _USUAL_DIGITS)}f"
-    if one.std is None or one.low is None or one.high is None:
-        return f"{one.mean:{sign}{digits}}", "-", "-"
-    interval = f"{one.low:{sign}{digits}} to {one.high:{sign}{digits}}"
-    return f"{one.mean:{sign}{digits}}", f"{one.std:{digits}}", interval
+    if estimate.std is None or estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:{sign}{digits}}", "-", "-"
+    interval = f"{estimate.low:{sign}{digits}} to {estimate.high:{sign}{digits}}"
+    return f"{estimate.mean:{sign}{digits}}", f"{estimate.std:{digits}}", interval
 
 
 def _p(value: float | None) -> str:
@@ -341,12 +343,12 @@ def _p(value: float | None) -> str:
 
 def _as_json(evaluated: "Evaluation") -> dict[str, Any]:
     def of_gap(gap: Difference) -> dict[str, Any]:
-        whole = dataclasses.asdict(gap)
-        return {**whole.pop("estimate"), **whole}
+        fields = dataclasses.asdict(gap)
+        return {**fields.pop("estimate"), **fields}
 
     return {
         name: {
-            "estimates": [dataclasses.asdict(one) for one in estimates],
+            "estimates": [dataclasses.asdict(estimate) for estimate in estimates],
             "differences": {
                 f"{_LETTERS[j]} - {_LETTERS[i]}": of_gap(gap)
                 for (i, j), gap in evaluated.differences[name].items()

@@ -109,7 +109,7 @@ class Findings(NamedTuple):
         Args:
             worst: for each of the clips with the lowest PSNR, its video, a title, and a PNG file.
         """
-        parts = [
+        blocks = [
             element("p", self.kept, class_="state"),
             *(element("p", line, class_="note") for line in (about, *self.names)),
             *(section(title, table(("", *head), rows)) for title, head, rows in self.tables),
@@ -119,8 +119,8 @@ class Findings(NamedTuple):
         for _, title, png in worst:
             source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
             figures.append(element("figure", element("img", src=source, alt=title)))
-        parts.append(section("Clips with the lowest PSNR", *figures))
-        content = page.comparison("How much of the teacher the student keeps", parts, ())
+        blocks.append(section("Clips with the lowest PSNR", *figures))
+        content = page.comparison("How much of the teacher the student keeps", blocks, ())
         atomic.write_whole(out, content.encode(errors="replace"))
 
 
@@ -172,40 +172,42 @@ def _rows(measured: reconstructions.Evaluation, names: Sequence[str]) -> list[tu
     rows = []
     for name in names:
         short = name.removeprefix(AGAINST_TEACHER)
-        unit = next((unit for part, unit in _UNITS.items() if part in short), "")
+        unit = next((unit for metric, unit in _UNITS.items() if metric in short), "")
         digits = 2 if unit else 4
         estimates = measured.estimates[name]
         gap = measured.differences[name][0, len(estimates) - 1].estimate
         ends = ""
         if gap.low is not None and gap.high is not None:
             ends = f" ({gap.low:+.{digits}f} to {gap.high:+.{digits}f})"
-        cells = (f"{one.mean:.{digits}f}" for one in estimates)
+        cells = (f"{estimate.mean:.{digits}f}" for estimate in estimates)
         rows.append((f"{short}{unit}", *cells, f"{gap.mean:+.{digits}f}{ends}"))
     return rows
 
 
 def _fractions(of_cells: reconstructions.Evaluation) -> dict[str, float]:
     """Returns the fraction of the teacher's SSIM and PSNR that the student alone reaches."""
-    means = {name: [one.mean for one in of_cells.estimates[name]] for name in ("ssim", "psnr")}
+    means = {
+        name: [estimate.mean for estimate in of_cells.estimates[name]] for name in ("ssim", "psnr")
+    }
     return {name: values[STUDENT] / values[TEACHER] for name, values in means.items()}
 
 
 def _kept(of_cells: reconstructions.Evaluation) -> str:
-    parts = []
+    ratios = []
     for name, fraction in _fractions(of_cells).items():
         digits, unit = (2, " dB") if name == "psnr" else (4, "")
         of_teacher, of_student = (
             f"{of_cells.estimates[name][cell].mean:.{digits}f}" for cell in (TEACHER, STUDENT)
         )
         ratio = f"{fraction:.1%} of the teacher's {name.upper()}"
-        parts.append(f"{ratio} ({of_student} of {of_teacher}{unit})")
-    return f"The student keeps {' and '.join(parts)}."
+        ratios.append(f"{ratio} ({of_student} of {of_teacher}{unit})")
+    return f"The student keeps {' and '.join(ratios)}."
 
 
 def _content(measured: reconstructions.Evaluation) -> dict[str, Any]:
     return {
         name: {
-            "estimates": [dataclasses.asdict(one) for one in estimates],
+            "estimates": [dataclasses.asdict(estimate) for estimate in estimates],
             "student - teacher": dataclasses.asdict(
                 measured.differences[name][0, len(estimates) - 1].estimate
             ),

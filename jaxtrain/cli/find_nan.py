@@ -45,7 +45,7 @@ def main(flags: commands.FindNan) -> int:
     ]
     terminal.out(origin.text)
     if examples:
-        terminal.out(_shown(examples))
+        terminal.out(_described(examples))
     if flags.json:
         content = {
             "run": str(flags.run),
@@ -58,11 +58,11 @@ def main(flags: commands.FindNan) -> int:
     return 0
 
 
-def _shown(examples: list[dict[str, Any]]) -> str:
+def _described(examples: list[dict[str, Any]]) -> str:
     lines = [
-        f"example {one['row']} of the batch, number {one['position']} in the order of the run, "
-        f"index {one['id']} in the data"
-        for one in examples
+        f"example {example['row']} of the batch, number {example['position']} in the order of "
+        f"the run, index {example['id']} in the data"
+        for example in examples
     ]
     return "\n".join(["computed from these examples alone, each without the others:", *lines])
 
@@ -89,7 +89,7 @@ def _bad_step_of(run: Path) -> Path:
     return directory / _newest(CheckpointStore(Folder(directory)), str(run))
 
 
-def _newest(store: CheckpointStore, shown: str) -> str:
+def _newest(store: CheckpointStore, location: str) -> str:
     saved: dict[str, str] = {}
     for aside in store.asides():
         if store.why_aside(aside).startswith(pointer.BAD_STEP):
@@ -97,10 +97,10 @@ def _newest(store: CheckpointStore, shown: str) -> str:
             try:
                 saved[name] = store.read(name)[0].saved
             except pointer.Damaged as why:
-                raise InputError(f"find-nan {shown}: {name} cannot be used: {why}") from None
+                raise InputError(f"find-nan {location}: {name} cannot be used: {why}") from None
     if not saved:
         raise InputError(
-            f"find-nan {shown}: this run has saved no bad step; a run saves one when bad steps "
+            f"find-nan {location}: this run has saved no bad step; a run saves one when bad steps "
             "with NaN/Inf end it: with --optim.bad_updates off, the first one does"
         )
     return max(saved, key=lambda name: (saved[name], name))

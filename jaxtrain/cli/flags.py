@@ -37,9 +37,9 @@ class Flag(NamedTuple):
 
     Attributes:
         field: name of the field.
-        typed: name as typed: ``--top-k``, or ``SOURCE``.
+        name: as typed: ``--top-k``, or ``SOURCE``.
         kind: type of one value.
-        shown: what stands for a value in the help; "" without one.
+        metavar: what stands for a value in the help; "" without one.
         limits: of a number.
         many: whether the field is a tuple of such values.
         positional: whether it is not a flag.
@@ -48,9 +48,9 @@ class Flag(NamedTuple):
     """
 
     field: str
-    typed: str
+    name: str
     kind: Any
-    shown: str
+    metavar: str
     limits: bounds.Bounds | None
     many: bool
     positional: bool
@@ -71,16 +71,16 @@ def of(kind: type[Any]) -> list[Flag]:
 
 def _flag(field: "dataclasses.Field[Any]", annotation: Any) -> Flag:
     kind, notes, many, optional = _unwrapped(annotation)
-    shown = next((note for note in notes if isinstance(note, str)), None)
-    if shown is None:
+    metavar = next((note for note in notes if isinstance(note, str)), None)
+    if metavar is None:
         choices = f"{{{','.join(map(str, typing.get_args(kind)))}}}"
-        shown = choices if typing.get_origin(kind) is Literal else _USUAL.get(kind, "VALUE")
-        shown = field.name.upper() if not field.kw_only else "" if kind is bool else shown
+        metavar = choices if typing.get_origin(kind) is Literal else _USUAL.get(kind, "VALUE")
+        metavar = field.name.upper() if not field.kw_only else "" if kind is bool else metavar
     return Flag(
         field=field.name,
-        typed=f"--{field.name.replace('_', '-')}" if field.kw_only else shown,
+        name=f"--{field.name.replace('_', '-')}" if field.kw_only else metavar,
         kind=kind,
-        shown=shown,
+        metavar=metavar,
         limits=next((note for note in notes if isinstance(note, bounds.Bounds)), None),
         many=many,
         positional=not field.kw_only,
@@ -104,12 +104,12 @@ def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...], bool, bool]:
     return annotation, (), False, False
 
 
-Given = tuple[Flag, list[str]]
-"""A flag or positional argument, and the words that are its value."""
+FlagValue = tuple[Flag, list[str]]
+"""A flag or positional argument, and the arguments that are its value."""
 
 
 class _Split(NamedTuple):
-    given: list[Given]
+    flag_values: list[FlagValue]
     positional: list[str]
     overrides: list[str]
     problems: list[str]
@@ -137,13 +137,13 @@ def parse(
     known = of(kind)
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     has_config = OVERRIDES in names
-    accepted = {flag.typed: flag for flag in (*ignored, *known) if not flag.positional}
+    accepted = {flag.name: flag for flag in (*ignored, *known) if not flag.positional}
     split = _split(command, arguments, accepted, has_config=has_config)
     assigned, extra = _assigned([flag for flag in known if flag.positional], split.positional)
     problems, values = split.problems, dict[str, Any]()
-    for flag, words in (*split.given, *assigned):
+    for flag, texts in (*split.flag_values, *assigned):
         try:
-            value = _value(flag, words)
+            value = _value(flag, texts)
         except InputError as error:
             problems += error.messages
             continue
@@ -154,7 +154,7 @@ def parse(
     lacking = [flag for flag in known if flag.required and flag.field not in values]
     if lacking and not problems:
         missing = (
-            flag.typed if flag.positional else f"{flag.typed} {flag.shown}" for flag in lacking
+            flag.name if flag.positional else f"{flag.name} {flag.metavar}" for flag in lacking
         )
         problems.append(f"{command}: missing {' and '.join(missing)}; see {_help(command)}")
     if lacking:
@@ -167,88 +167,92 @@ def parse(
 def _split(
     command: str, arguments: Sequence[str], accepted: Mapping[str, Flag], *, has_config: bool
 ) -> _Split:
-    """Sorts the words of a command line.
+    """Sorts the arguments of a command line.
 
     Args:
         command: its name.
-        arguments: the words.
+        arguments: without the name of the command.
         accepted: name of a flag -> the flag.
         has_config: whether an unknown flag may be a field.
     """
     split = _Split([], [], [], [])
-    words = list(reversed(arguments))
-    while words:
-        word = words.pop()
+    remaining = list(reversed(arguments))
+    while remaining:
+        word = remaining.pop()
         if word == "--":  # only positional arguments follow
-            split.positional.extend(reversed(words))
+            split.positional.extend(reversed(remaining))
             break
         if not _FLAG.fullmatch(word):
             split.positional.append(word)
             continue
-        typed, equals, value = word.partition("=")
-        flag = accepted.get(typed.replace("_", "-"))
+        name, equals, value = word.partition("=")
+        flag = accepted.get(name.replace("_", "-"))
         after = [value] if equals else []
         if flag is not None:
             takes_next = flag.kind is not bool and not equals
             # "--field VALUE" in one word, with a space, is a value: that of compare --change.
             if (
                 takes_next
-                and words
-                and not (words[-1].startswith("--") and _FLAG.fullmatch(words[-1]))
+                and remaining
+                and not (remaining[-1].startswith("--") and _FLAG.fullmatch(remaining[-1]))
             ):
-                after.append(words.pop())
-            split.given.append((flag, after))
+                after.append(remaining.pop())
+            split.flag_values.append((flag, after))
             continue
         after = []
-        while words and not words[-1].startswith("--"):
-            after.append(words.pop())
-        near = difflib.get_close_matches(typed, accepted, n=1, cutoff=0.75)
-        if has_config and ("." in typed or typed in _TOP_FIELDS or not near):
+        while remaining and not remaining[-1].startswith("--"):
+            after.append(remaining.pop())
+        near = difflib.get_close_matches(name, accepted, n=1, cutoff=0.75)
+        if has_config and ("." in name or name in _TOP_FIELDS or not near):
             split.overrides.extend((word, *after))
             continue
         hint = f"did you mean {near[0]}?" if near else f"see {_help(command)}"
-        split.problems.append(f"{command}: unknown flag {typed}; {hint}")
-    if has_config and split.positional and "config" not in {flag.field for flag, _ in split.given}:
-        split.given.append((accepted["--config"], [split.positional.pop(0)]))
+        split.problems.append(f"{command}: unknown flag {name}; {hint}")
+    if (
+        has_config
+        and split.positional
+        and "config" not in {flag.field for flag, _ in split.flag_values}
+    ):
+        split.flag_values.append((accepted["--config"], [split.positional.pop(0)]))
     return split
 
 
-def _assigned(wanted: list[Flag], words: list[str]) -> tuple[list[Given], list[str]]:
-    """Gives words to positional arguments; also returns the words that are left."""
+def _assigned(wanted: list[Flag], positional: list[str]) -> tuple[list[FlagValue], list[str]]:
+    """Gives values to positional arguments; also returns the values that are left."""
     for flag in [flag for flag in wanted if not flag.required]:
-        if len(words) < len(wanted):
+        if len(positional) < len(wanted):
             wanted.remove(flag)
-    given: list[Given] = []
+    assigned: list[FlagValue] = []
     for number, flag in enumerate(wanted, 1):
-        count = max(1, len(words) - (len(wanted) - number)) if flag.many else 1
-        given += [(flag, [word]) for word in words[:count]]
-        words = words[count:]
-    return given, words
+        count = max(1, len(positional) - (len(wanted) - number)) if flag.many else 1
+        assigned += [(flag, [word]) for word in positional[:count]]
+        positional = positional[count:]
+    return assigned, positional
 
 
-def _value(flag: Flag, typed: list[str]) -> Any:
+def _value(flag: Flag, texts: list[str]) -> Any:
     """Returns the value of a flag.
 
     Raises:
         InputError: it is not of the type, or out of bounds.
     """
     if flag.kind is bool:
-        if typed:
-            raise _wrong(flag, f"{flag.typed} takes no value, not '{typed[0]}'")
+        if texts:
+            raise _flag_error(flag, f"{flag.name} takes no value, not '{texts[0]}'")
         return True
-    if not typed:
-        raise _wrong(flag, f"{flag.typed} needs a value: {flag.shown}")
+    if not texts:
+        raise _flag_error(flag, f"{flag.name} needs a value: {flag.metavar}")
     try:
-        value = field_values.parse(typed, flag.kind)
+        value = field_values.parse(texts, flag.kind)
     except ValueError:
-        raise _wrong(flag, field_values.misfit(flag.typed, typed, flag.kind)) from None
+        raise _flag_error(flag, field_values.misfit(flag.name, texts, flag.kind)) from None
     if flag.limits is not None and (cure := flag.limits.problem(value, flag.kind)):
-        raise _wrong(flag, f"{flag.typed} {typed[0]}: {cure}")
+        raise _flag_error(flag, f"{flag.name} {texts[0]}: {cure}")
     return value
 
 
-def _wrong(flag: Flag, message: str) -> InputError:
-    return InputError(message, about=flag.typed)
+def _flag_error(flag: Flag, message: str) -> InputError:
+    return InputError(message, about=flag.name)
 
 
 def _help(command: str) -> str:

@@ -30,7 +30,7 @@ _NO_DEFAULT = (None, False, "", (), dataclasses.MISSING)
 _HELP_COLUMN = 30  # at which the help of a field begins, at most
 
 
-class Section(NamedTuple):
+class HelpSection(NamedTuple):
     """A section of a config.
 
     Attributes:
@@ -44,20 +44,20 @@ class Section(NamedTuple):
     value: Any
 
 
-def sections(run: Any) -> list[Section]:
+def sections(run: Any) -> list[HelpSection]:
     """Returns all sections of a config, nested ones after the one that they are in."""
-    return [Section(TOP, type(run), run), *_nested(run)]
+    return [HelpSection(TOP, type(run), run), *_nested(run)]
 
 
-def _nested(instance: Any, prefix: str = "") -> Iterator[Section]:
+def _nested(instance: Any, prefix: str = "") -> Iterator[HelpSection]:
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         name, value = prefix + field.name, getattr(instance, field.name)
         if dataclasses.is_dataclass(value):
-            yield Section(name, typing.cast(type[Any], type(value)), value)
+            yield HelpSection(name, typing.cast(type[Any], type(value)), value)
             yield from _nested(value, f"{name}.")
         elif kind := section_class(hints[field.name]):
-            yield Section(name, kind, None)
+            yield HelpSection(name, kind, None)
 
 
 def overview(run: Any) -> str:
@@ -73,7 +73,7 @@ def overview(run: Any) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _summary(section: Section) -> str:
+def _summary(section: HelpSection) -> str:
     if section.name == TOP:
         return ", ".join(field.name for field in _own_fields(section))
     first = re.split(r"(?<=\.)\s(?=[A-Z])", " ".join((section.kind.__doc__ or "").split()))[0]
@@ -123,7 +123,7 @@ def _described(run: Any, name: str) -> Iterator[str]:
         yield _block(section, [field])
 
 
-def _own_fields(section: Section) -> list[dataclasses.Field[Any]]:
+def _own_fields(section: HelpSection) -> list[dataclasses.Field[Any]]:
     """The fields of a section that are not sections themselves."""
     hints = typing.get_type_hints(section.kind)
     return [
@@ -150,12 +150,12 @@ class Described(NamedTuple):
     default: str
 
 
-def described(section: Section) -> list[Described]:
+def described(section: HelpSection) -> list[Described]:
     """Returns all fields of a section, but for those that are sections themselves."""
     return [_field(section, field) for field in _own_fields(section)]
 
 
-def _field(section: Section, field: dataclasses.Field[Any]) -> Described:
+def _field(section: HelpSection, field: dataclasses.Field[Any]) -> Described:
     hints = typing.get_type_hints(section.kind)
     texts = docstrings(section.kind)  # type: ignore[arg-type]
     return Described(
@@ -166,7 +166,7 @@ def _field(section: Section, field: dataclasses.Field[Any]) -> Described:
     )
 
 
-def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
+def _block(section: HelpSection, chosen: Sequence[dataclasses.Field[Any]]) -> str:
     off = ", off" if section.value is None else ""
     rows = []
     for described in (_field(section, field) for field in chosen):
@@ -187,19 +187,21 @@ def command(kind: type[Any], usages: Iterable[str]) -> str:
         usages: the ways to type it.
     """
     known = flags.of(kind)
-    parts = [usage(usages), paragraphs(inspect.cleandoc(kind.__doc__ or ""))]
+    blocks = [usage(usages), paragraphs(inspect.cleandoc(kind.__doc__ or ""))]
     for title in ("arguments", "flags"):
         chosen = [flag for flag in known if flag.positional == (title == "arguments")]
         if chosen:
-            parts.append(f"{title}:\n{of_flags(kind, chosen)}")
-    return "\n\n".join(parts)
+            blocks.append(f"{title}:\n{of_flags(kind, chosen)}")
+    return "\n\n".join(blocks)
 
 
 def usage(usages: Iterable[str]) -> str:
     """Returns the ways to type a command, below each other; what is in brackets stays together."""
     return "\n".join(
         textwrap.fill(
-            re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\0"), f"jaxtrain {line}"),
+            re.sub(
+                r"\[[^]]*\]", lambda bracketed: bracketed[0].replace(" ", "\0"), f"jaxtrain {line}"
+            ),
             _columns() - 2,
             initial_indent=" " * 7 if number else "usage: ",
             subsequent_indent=" " * 9,
@@ -225,17 +227,17 @@ def of_flags(
         text = " ".join(texts[flag.field].split())
         if flag.default not in _NO_DEFAULT and "(default" not in text:
             text += f" (default: {flag.default})"
-        rows.append((flag.typed if flag.positional else f"{flag.typed} {flag.shown}", text))
+        rows.append((flag.name if flag.positional else f"{flag.name} {flag.metavar}", text))
     return entries([*rows, *more])
 
 
 def entries(rows: Sequence[tuple[str, str]]) -> str:
     """Lists what can be typed and, in a second column, what it means."""
-    column = min(max(len(typed.rstrip()) for typed, _ in rows) + 4, _HELP_COLUMN)
+    column = min(max(len(name.rstrip()) for name, _ in rows) + 4, _HELP_COLUMN)
     lines: list[str] = []
-    for typed, text in rows:
+    for name, text in rows:
         wrapped = _wrapped(text, max(_columns() - 2 - column, 20))
-        start = f"  {typed.rstrip()}"
+        start = f"  {name.rstrip()}"
         if len(start) + 2 > column:
             lines.append(start)
             start = ""
@@ -261,12 +263,12 @@ def _columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _paragraph(section: Section) -> str:
+def _paragraph(section: HelpSection) -> str:
     """The first paragraph of a section's docstring."""
     return inspect.cleandoc(section.kind.__doc__ or "").partition("\n\n")[0]
 
 
-def _default(section: Section, field: dataclasses.Field[Any]) -> str:
+def _default(section: HelpSection, field: dataclasses.Field[Any]) -> str:
     if section.value is not None:
         value = getattr(section.value, field.name)
     elif field.default is not dataclasses.MISSING:
@@ -277,7 +279,7 @@ def _default(section: Section, field: dataclasses.Field[Any]) -> str:
         return REQUIRED
     if value == ():
         return "empty"
-    return " ".join(field_values.words(value)) or '""'
+    return " ".join(field_values.as_arguments(value)) or '""'
 
 
 def _placeholder(annotation: Any) -> str:

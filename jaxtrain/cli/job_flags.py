@@ -17,8 +17,8 @@ def part(flags: commands.Parts, environment: Mapping[str, str] = os.environ) -> 
         if not (slash and index.isdecimal() and count.isdecimal()):
             raise InputError(f"--part {flags.part}: write I/N, such as 0/4")
         if int(index) >= int(count):
-            most = max(1, int(count))
-            raise InputError(f"--part {flags.part}: use parts 0/{most} to {most - 1}/{most}")
+            parts = max(1, int(count))
+            raise InputError(f"--part {flags.part}: use parts 0/{parts} to {parts - 1}/{parts}")
         return Part(int(index), int(count))
     of_task = _of_slurm(environment)
     if of_task.count > 1:

@@ -15,7 +15,7 @@ from jaxtrain.storage import atomic
 
 DOES_NOT_FIT = 3
 
-_SHOWN = 3  # alternatives that fit
+_LISTED = 3  # alternatives that fit
 
 
 def main(flags: commands.Plan) -> int:
@@ -39,7 +39,7 @@ def _plan(flags: commands.Plan) -> int:
         host,
         flags.efficiency,
     )
-    for line in planner.said:
+    for line in planner.messages:
         terminal.out(line)
     planner.check_compiler()
     terminal.out("compiling the step (about half a minute) ...")
@@ -60,22 +60,22 @@ def _plan(flags: commands.Plan) -> int:
 
 
 def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any]:
-    what = "alternatives" if flags.fit else f"alternatives until {_SHOWN} fit"
-    terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
-    tried, complete = planner.search(plan, flags.fit_seconds, None if flags.fit else _SHOWN)
+    scope = "alternatives" if flags.fit else f"alternatives until {_LISTED} fit"
+    terminal.out(f"\ncompiling {scope}, for at most {flags.fit_seconds:g} s ...")
+    tried, complete = planner.search(plan, flags.fit_seconds, None if flags.fit else _LISTED)
     fitting = [each for each in tried if each.fits]
-    shown = tried if flags.fit else fitting[:_SHOWN]
-    if not complete and (flags.fit or len(fitting) < _SHOWN):
+    listed = tried if flags.fit else fitting[:_LISTED]
+    if not complete and (flags.fit or len(fitting) < _LISTED):
         terminal.out(
             f"stopped after {flags.fit_seconds:g} s; raise --fit-seconds to try more alternatives"
         )
-    if shown:
+    if listed:
         title = (
             "by predicted time"
             if flags.fit
             else "the fastest alternatives that fit, of those tried"
         )
-        terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
+        terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(listed)}")
     if not fitting:
         terminal.out(
             "none of them fits: use more GPUs (--gpus 2x8), a GPU with more memory (--gpu), "

@@ -13,13 +13,13 @@ from jaxtrain.storage import atomic, bucket
 def main(flags: commands.Report) -> int:
     """Runs the command."""
     directories, beside = [], len(flags.runs) == 1
-    for word in flags.runs:
-        given = word
-        if stored := bucket.is_bucket(str(given)):
+    for run in flags.runs:
+        location = run
+        if stored := bucket.is_bucket(str(location)):
             root = cache.root(None)
-            given = remote.run_to_read(str(given), root, terminal.warn)
-        directory = given.absolute()
-        run_files.check(directory, given)
+            location = remote.run_to_read(str(location), root, terminal.warn)
+        directory = location.absolute()
+        run_files.check(directory, location)
         directories.append(directory.resolve())
         beside = beside and not stored
     out = flags.out

@@ -161,9 +161,9 @@ def evaluate(
     _check_readable(data, f", or a folder{core} with BLiMP's .jsonl files")
     _warn_of_training_text(source, data)
     model = kind(source, flags.precision, command="evaluate")
-    most = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
+    max_tokens = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
     try:
-        texts = documents.texts(data, flags.text_field, model.count, most)
+        texts = documents.texts(data, flags.text_field, model.count, max_tokens)
     except BadExample as error:
         raise InputError(f"--data {flags.data}: {error.reason}") from error
     except OSError as error:
@@ -188,13 +188,13 @@ def _evaluate_core(flags: commands.Evaluate, source: Path, data: Path, rows: int
     table: list[tuple[str, ...]] = [
         ("task", "kind", "shots", "examples", "accuracy", "baseline", "centered")
     ]
-    for one in score.tasks:
-        shares = (f"{value:.4f}" for value in (one.accuracy, one.baseline, one.centered))
-        table.append((one.label, one.kind, str(one.shots), f"{one.examples:,}", *shares))
+    for task in score.tasks:
+        shares = (f"{value:.4f}" for value in (task.accuracy, task.baseline, task.centered))
+        table.append((task.label, task.kind, str(task.shots), f"{task.examples:,}", *shares))
     table.append(("CORE", "", "", "", "", "", f"{score.core:.4f}"))
-    count = sum(one.examples for one in score.tasks)
-    most = "" if flags.max_examples is None else f", {flags.max_examples:,} per task at most"
-    head = f"measured on {data}: {count:,} examples{most}"
+    count = sum(task.examples for task in score.tasks)
+    limit = "" if flags.max_examples is None else f", {flags.max_examples:,} per task at most"
+    head = f"measured on {data}: {count:,} examples{limit}"
     if score.cut:
         head += f"; {score.cut:,} prompts without their beginning, beyond {model.longest} tokens"
     terminal.out(f"{head} ({flags.precision})\n{model.source}\n")
@@ -235,9 +235,9 @@ def _refuse_text_flags(flags: commands.Evaluate, reason: str) -> None:
 
 def _write_json(flags: commands.Evaluate, source: str, data: Path, content: dict[str, Any]) -> None:
     if flags.json:
-        how = {"precision": flags.precision, "versions": versions.line()}
-        whole = {"source": source, "data": str(data), **how, **content}
-        atomic.write_whole(flags.json, json.dumps(whole, indent=2) + "\n")
+        provenance = {"precision": flags.precision, "versions": versions.line()}
+        report = {"source": source, "data": str(data), **provenance, **content}
+        atomic.write_whole(flags.json, json.dumps(report, indent=2) + "\n")
         terminal.out(f"wrote {flags.json}")
 
 
@@ -265,13 +265,13 @@ def _check_readable(path: Path, more: str) -> None:
 @contextlib.contextmanager
 def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
     with contextlib.ExitStack() as stack:
-        shown: list[Callable[[int, int], None]] = []
+        bars: list[Callable[[int, int], None]] = []
 
         def each(done: int, count: int) -> None:
-            if not shown:  # only now is the count known
+            if not bars:  # only now is the count known
                 counted = progress_bar.counted("measuring", things, count, 0, terminal.out)
-                shown.append(stack.enter_context(counted))
-            shown[0](done, 0)
+                bars.append(stack.enter_context(counted))
+            bars[0](done, 0)
 
         yield each
 

@@ -45,28 +45,30 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     from jaxtrain.config import overrides
     from jaxtrain.config.run_flags import RunFlags
 
-    typed, problems = flags.parse(RunFlags, "train", arguments)
-    command_line.require_config(typed.config)
-    if typed.fit_time is not None and not problems:
+    run_flags, problems = flags.parse(RunFlags, "train", arguments)
+    command_line.require_config(run_flags.config)
+    if run_flags.fit_time is not None and not problems:
         from jaxtrain import terminal
         from jaxtrain.comparison import fit_time
 
-        length = fit_time.length(typed, terminal.out)
-        typed = dataclasses.replace(typed, overrides=(*typed.overrides, *length))
-    run, misfits = overrides.apply_fitting(config.named(typed.config), typed.overrides)
+        length = fit_time.length(run_flags, terminal.out)
+        run_flags = dataclasses.replace(run_flags, overrides=(*run_flags.overrides, *length))
+    run, misfits = overrides.apply_fitting(config.named(run_flags.config), run_flags.overrides)
     problems += misfits
     if run is None:
         raise InputError(*problems)
-    if typed.debug:
+    if run_flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.telemetry import tracker
     from jaxtrain.training import preflight, session
 
-    typed = dataclasses.replace(
-        typed, track=tracker.names(typed.track), arguments=addresses.scrubbed(tuple(arguments))
+    run_flags = dataclasses.replace(
+        run_flags,
+        track=tracker.names(run_flags.track),
+        arguments=addresses.scrubbed(tuple(arguments)),
     )
-    preflight.refuse(run, typed, problems)
-    return session.start(run, typed, signals)
+    preflight.refuse(run, run_flags, problems)
+    return session.start(run, run_flags, signals)
 
 
 def in_worker(request: dict[str, Any], send: Send) -> None:
@@ -104,15 +106,15 @@ def _help(arguments: Sequence[str], groups: Groups) -> str:
     at = next((at for at, word in enumerate(arguments) if word in _HELP), 0)
     after = arguments[at + 1 :]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), after))
-    typed, _ = flags.parse(RunFlags, "train", [*arguments[:at], *after[len(names) :]])
-    if not typed.config and not names:
+    run_flags, _ = flags.parse(RunFlags, "train", [*arguments[:at], *after[len(names) :]])
+    if not run_flags.config and not names:
         return _program_help(groups)
     for name in names:
         if any(name in commands for commands in groups.values()):
             raise InputError(f"{name} is a command, not a section: use {name} --help")
-    run = config.named(typed.config or _DEMO)
+    run = config.named(run_flags.config or _DEMO)
     if names:
-        note = "" if typed.config else f"\n\nDefaults are those of {_DEMO}."
+        note = "" if run_flags.config else f"\n\nDefaults are those of {_DEMO}."
         return config_help.fields(run, names) + note
     return "\n".join(
         (

@@ -65,12 +65,12 @@ def autoencoder(
 class Counter:
     """Counts frames or clips, and prints the progress every 30 seconds."""
 
-    def __init__(self, expected: int, what: str = "frame") -> None:
-        self._expected, self._done, self._what = expected, 0, what
+    def __init__(self, expected: int, unit: str = "frame") -> None:
+        self._expected, self._done, self._unit = expected, 0, unit
         self._began = self._printed = time.monotonic()
         self._first_s = 0.0
 
-    def one(self) -> None:
+    def add_one(self) -> None:
         """Counts one more."""
         now = time.monotonic()
         self._done += 1
@@ -78,11 +78,11 @@ class Counter:
             self._first_s = now - self._began
         if now - self._printed >= SAY_EVERY_S:
             self._printed = now
-            terminal.out(f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}")
+            terminal.out(f"{self._done:,} of {self._expected:,} {self._unit}s, {self._rate(now)}")
 
     def line(self) -> str:
         """Returns "30 frames (12.0 frames/s after a start of 3.1 s)", or "1 frame (3.1 s)"."""
-        return f"{counted(self._done, self._what)} ({self._rate(time.monotonic())})"
+        return f"{counted(self._done, self._unit)} ({self._rate(time.monotonic())})"
 
     def _rate(self, now: float) -> str:
         """The rate after the first one, which waits for the compiler."""
@@ -90,7 +90,7 @@ class Counter:
         if self._done < 2 or busy_s <= 0:
             return f"{self._first_s:.1f} s"
         rate = (self._done - 1) / busy_s
-        return f"{rate:.1f} {self._what}s/s after a start of {self._first_s:.1f} s"
+        return f"{rate:.1f} {self._unit}s/s after a start of {self._first_s:.1f} s"
 
 
 def check_is_folder(flags: commands.Folder, source: Path) -> None:
@@ -175,7 +175,7 @@ def _encode_one(
     model: "Autoencoder", video: Video, storage: latent_files.Storage, flags: commands.Encode
 ) -> None:
     counter = Counter(video.frames)
-    encoded = latent_files.encode(model, video, flags.target, storage, counter.one)
+    encoded = latent_files.encode(model, video, flags.target, storage, counter.add_one)
     if note := _note(video, encoded):
         terminal.out(note)
     shape = "x".join(map(str, encoded.shape))
@@ -253,7 +253,7 @@ def decode(flags: commands.Decode) -> int:
     model = autoencoder(flags, "decode")
     progress = Counter(latents.frames)
     with command_line.cleaning_up():
-        decoded = latent_files.decode(model, latents, flags.target, flags.crf, progress.one)
+        decoded = latent_files.decode(model, latents, flags.target, flags.crf, progress.add_one)
     if decoded.padded_from:
         terminal.out(
             f"padded {decoded.padded_from} to {decoded.size} by repeating the edges: "
@@ -320,14 +320,14 @@ def _reconstruct(
             if not originals:
                 break  # the last latent may decode to more frames than were encoded
             original = originals.popleft()
-            shown = beside(original.pixels, pixels) if flags.side_by_side else pixels
-            padding = autoencoding.even(*shown.shape[:2])
-            writer.add(Frame(padding(shown), original.pts))
-            counter.one()
-    out_height, out_width = shown.shape[0] + padding.bottom, shown.shape[1] + padding.right
+            image = beside(original.pixels, pixels) if flags.side_by_side else pixels
+            padding = autoencoding.even(*image.shape[:2])
+            writer.add(Frame(padding(image), original.pts))
+            counter.add_one()
+    out_height, out_width = image.shape[0] + padding.bottom, image.shape[1] + padding.right
     if padding != autoencoding.Padding(0, 0):
         terminal.out(
-            f"padded {shown.shape[1]}x{shown.shape[0]} to {out_width}x{out_height} by repeating "
+            f"padded {image.shape[1]}x{image.shape[0]} to {out_width}x{out_height} by repeating "
             "the edges: H.264 requires even sizes"
         )
     terminal.out(f"wrote {counter.line()} of {out_width}x{out_height} to {target}")

@@ -136,8 +136,8 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
     elif folder:
         tokenizer.check_travels(source)
         path = tokenizer.beside(Path(loaded.source))
-        words = tokenizer.of_source(path)
-        count = huggingface.write(target, loaded.model, loaded.params, words, path)
+        loaded_tokenizer = tokenizer.of_source(path)
+        count = huggingface.write(target, loaded.model, loaded.params, loaded_tokenizer, path)
     elif flags.push is not None:
         count = weights.save(target / huggingface.ARRAYS, loaded.model, loaded.params)
     else:
@@ -167,8 +167,8 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         more = f" ({count - trained:+,} that the exported format adds)"
     elif count < trained:  # such as a discriminator's
         more = f" ({trained - count:,} more are only for training and were not exported)"
-    shown = min(trained, count)
-    terminal.out(f"{loaded.source}: {shown:,} parameters of {name}{more}")
+    exported = min(trained, count)
+    terminal.out(f"{loaded.source}: {exported:,} parameters of {name}{more}")
     for sentence in checks:
         terminal.out(sentence)
     if flags.format == "comfyui":
@@ -230,9 +230,11 @@ def _import_recognized(
 
 
 def _refuse_shapes(flags: commands.Import, other: str) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)]
-    if given:
-        raise InputError(f"{flags.source} is not {other}: drop {', '.join(given)}")
+    set_flags = [
+        f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)
+    ]
+    if set_flags:
+        raise InputError(f"{flags.source} is not {other}: drop {', '.join(set_flags)}")
 
 
 def _import_folder(flags: commands.Import) -> int:
@@ -250,9 +252,9 @@ def _import_folder(flags: commands.Import) -> int:
             "place of a run directory"
         )
     path = tokenizer.beside(flags.source)
-    words = tokenizer.of_source(path)
+    loaded_tokenizer = tokenizer.of_source(path)
     huggingface.check_target(flags.target)
-    huggingface.write(flags.target, loaded.model, loaded.params, words, path)
+    huggingface.write(flags.target, loaded.model, loaded.params, loaded_tokenizer, path)
     size = loaded.model.to_settings()
     terminal.out(
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
@@ -267,8 +269,8 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
     """Describes a model and its parameters in one line."""
     kind = "TAEHV with the super decoder" if model.decoder == "super" else "TAEHV"
     counts = {
-        part: sum(array.size for name, array in params.items() if name.startswith(part))
-        for part in ("encoder.", "decoder.")
+        prefix: sum(array.size for name, array in params.items() if name.startswith(prefix))
+        for prefix in ("encoder.", "decoder.")
     }
     dropped = model.timing.factor - 1
     trim = {
@@ -286,14 +288,14 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
 
 
 def _changed(model: video_ae.Config, flags: commands.Import) -> video_ae.Config:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: getattr(flags, name)
         for name in (*_SHAPES, "trim")
         if getattr(flags, name) is not None
     }
-    if "patch_size" in given:
-        side = network.SPACE_FACTOR * given["patch_size"] * 2
-        given |= {"height": side, "width": side}
-    if given.get("trim") == "h3":
-        given["frames"] = timing.Timing(trim="h3").decoded(2)  # any number that it can take
-    return dataclasses.replace(model, **given)
+    if "patch_size" in values:
+        side = network.SPACE_FACTOR * values["patch_size"] * 2
+        values |= {"height": side, "width": side}
+    if values.get("trim") == "h3":
+        values["frames"] = timing.Timing(trim="h3").decoded(2)  # any number that it can take
+    return dataclasses.replace(model, **values)

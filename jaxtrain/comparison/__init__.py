@@ -46,7 +46,7 @@ def compare(
                 f"the sides of a pair share their seed, but side {label} has seed {run.seed}, and "
                 f"a {loaded[0].seed}: change other fields"
             )
-    words = [one.words for one in question.sides]
+    descriptions = [one.description for one in question.sides]
     with (
         contextlib.ExitStack() as stack,
         runs.Trainer(os.environ, question.simulate_devices, say) as trainer,
@@ -67,7 +67,7 @@ def compare(
             trainer,
             runs.slots(loaded[0].mesh, question.simulate_devices),
             say,
-            lambda answers: report.write(answers, words, folder.absolute() / report.NAME),
+            lambda answers: report.write(answers, descriptions, folder.absolute() / report.NAME),
         )
         answers = made.run()
     say(f"report: {folder / report.NAME}")

@@ -93,11 +93,11 @@ class Code:
         folder = parent.absolute() / self.commit
         self._remove(folder)  # of a comparison that was killed
         parent.mkdir(parents=True, exist_ok=True)
-        made = _run(
+        completed = _run(
             self.checkout, "worktree", "add", "--force", "--detach", str(folder), self.commit
         )
-        if made.returncode:
-            raise InputError(f"{folder} cannot be checked out: {made.stderr.strip()}")
+        if completed.returncode:
+            raise InputError(f"{folder} cannot be checked out: {completed.stderr.strip()}")
         try:
             if (folder / _PACKAGE).is_dir() and not (folder / _NEEDED).is_file():
                 raise InputError(
@@ -113,10 +113,10 @@ class Code:
 
 
 def _git(folder: Path, *arguments: str, strip: bool = True) -> str | None:
-    ended = _run(folder, *arguments)
-    if ended.returncode:
+    completed = _run(folder, *arguments)
+    if completed.returncode:
         return None
-    return ended.stdout.strip() if strip else ended.stdout
+    return completed.stdout.strip() if strip else completed.stdout
 
 
 def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

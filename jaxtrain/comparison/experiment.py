@@ -79,7 +79,7 @@ class Question:
         return {
             "sides": [
                 {
-                    "words": side.words,
+                    "words": side.description,
                     "config": side.config,
                     "overrides": list(side.overrides),
                     "code": None if side.code is None else side.code.commit,
@@ -218,7 +218,7 @@ class Comparison:
         }
 
 
-def judged(
+def judge(
     pairs: Sequence[Pair],
     metric: str,
     mode: metrics.Mode,
@@ -298,7 +298,7 @@ class Experiment:
         self._parallel = len(slots)
         for slot in slots:
             self._slots.put(slot)
-        self._asked = question.to_dict()
+        self._question_dict = question.to_dict()
         self._check_stored()
         self._facts: list[Facts] = []
         self._starts_s: list[float] = []
@@ -310,13 +310,17 @@ class Experiment:
         if not path.exists():
             return
         try:
-            asked = dict(atomic.read_json(path)["question"].items())
+            stored = dict(atomic.read_json(path)["question"].items())
         except (ValueError, LookupError, AttributeError) as error:
             raise InputError(
                 f"{path} was not written by a comparison: choose another --output-dir"
             ) from error
-        if asked != self._asked:
-            other = [name for name in self._asked if asked.get(name) != self._asked[name]]
+        if stored != self._question_dict:
+            other = [
+                name
+                for name in self._question_dict
+                if stored.get(name) != self._question_dict[name]
+            ]
             raise InputError(
                 f"{path} is of another comparison (its {' and '.join(other)} differ): choose "
                 "another --output-dir"
@@ -332,19 +336,19 @@ class Experiment:
         for line in self._few_pairs():
             self._say(line)
         for side, label in zip(question.sides, question.labels, strict=True):
-            self._say(f"{label}: {side.words}")
+            self._say(f"{label}: {side.description}")
         for side, label in zip(question.sides, question.labels, strict=True):
             began = time.monotonic()
             self._facts.append(self._examined(side, label))
             self._starts_s.append(time.monotonic() - began)
         self._say(self._cost())
         pairs: list[list[Pair]] = [[] for _ in question.sides[1:]]
-        self._answers = [self._judged(change, pairs[change]) for change in range(len(pairs))]
+        self._answers = [self._judge(change, pairs[change]) for change in range(len(pairs))]
         for seed, results in self._rounds():
             self._seconds += math.fsum(result.seconds for result in results.values())
             for change in self._open():
                 pairs[change].append(Pair.of(seed, results[0], results[change + 1]))
-                self._answers[change] = self._judged(change, pairs[change])
+                self._answers[change] = self._judge(change, pairs[change])
                 for line in self.described(change):
                     self._say(line)
             self._write()
@@ -361,12 +365,12 @@ class Experiment:
         return self._answers
 
     def _few_pairs(self) -> list[str]:
-        least = sequential.least_pairs(self._question.level)
-        if self._question.pairs >= least:
+        fewest = sequential.fewest_pairs(self._question.level)
+        if self._question.pairs >= fewest:
             return []
         return [
             f"warning: --pairs {self._question.pairs} cannot show that a side is better: no "
-            f"verdict of a difference is possible before pair {least}"
+            f"verdict of a difference is possible before pair {fewest}"
         ]
 
     def _open(self) -> list[int]:
@@ -403,7 +407,7 @@ class Experiment:
             facts.steps * facts.step_s + start_s
             for facts, start_s in zip(self._facts, self._starts_s, strict=True)
         ]
-        least = min(question.pairs, sequential.least_pairs(question.level))
+        fewest = min(question.pairs, sequential.fewest_pairs(question.level))
         sides = ", ".join(
             f"{label} {facts.steps:,} steps of {facts.step_s * 1e3:.4g} ms"
             for label, facts in zip(question.labels, self._facts, strict=True)
@@ -412,15 +416,15 @@ class Experiment:
         costs = [
             f"{hours(math.fsum(each) * pairs / self._parallel)} for "
             + formats.counted(pairs, "pair")
-            for pairs in sorted({least, question.pairs})
+            for pairs in sorted({fewest, question.pairs})
         ]
         return (
             f"{sides}: about {', '.join(costs)}{beside}, with starts, without validations and saves"
         )
 
-    def _judged(self, change: int, pairs: Sequence[Pair]) -> Comparison:
+    def _judge(self, change: int, pairs: Sequence[Pair]) -> Comparison:
         question, a, b = self._question, self._facts[0], self._facts[change + 1]
-        return judged(
+        return judge(
             pairs,
             a.metric,
             a.mode,
@@ -428,7 +432,7 @@ class Experiment:
             (a.steps, b.steps),
             self._directory,
             question.level,
-            question.sides[change + 1].words,
+            question.sides[change + 1].description,
         )
 
     def _rounds(self) -> Iterator[tuple[int, dict[int, runs.Result]]]:
@@ -506,7 +510,7 @@ class Experiment:
         """Returns all answers, as JSON has them; docs/guides/compare-in-a-loop.md describes it."""
         first = self._facts[0]
         return {
-            "question": self._asked,
+            "question": self._question_dict,
             "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "metric": first.metric,
             "better": first.mode,
@@ -555,15 +559,15 @@ def coverage(level: float) -> str:
     return f"{100 * (1 - level):.4g}%"
 
 
-def _still_needed(answer: Comparison, most: int) -> str:
-    count, least = len(answer.pairs), sequential.least_pairs(answer.level)
-    if count < least:
-        return f"no verdict of a difference is possible before pair {least}"
+def _still_needed(answer: Comparison, max_pairs: int) -> str:
+    count, fewest = len(answer.pairs), sequential.fewest_pairs(answer.level)
+    if count < fewest:
+        return f"no verdict of a difference is possible before pair {fewest}"
     if answer.pairs_needed is None:
         return "the differences so far point in no direction"
     more = max(answer.pairs_needed - count, 1)
     each = answer.seconds / count
-    beyond = f", more than --pairs {most}" if answer.pairs_needed > most else ""
+    beyond = f", more than --pairs {max_pairs}" if answer.pairs_needed > max_pairs else ""
     return (
         f"a verdict may take about {more} more {'pair' if more == 1 else 'pairs'}{beyond} "
         f"({hours(more * each)}), if they are like these"
@@ -635,4 +639,4 @@ def of_existing(
         pairs.append(Pair.of(int(seeds[0] or 0), a, b))
     assert metric is not None, "there is a pair"
     assert mode is not None, "there is a pair"
-    return judged(pairs, metric, mode, practical)
+    return judge(pairs, metric, mode, practical)

@@ -17,12 +17,12 @@ from jaxtrain.terminal import Say
 _NO_LENGTH = ("--loop.epochs", "None", "--loop.tokens_per_param", "None")
 
 
-def seconds(typed: str) -> float:
+def seconds(duration: str) -> float:
     """Returns the seconds of a duration such as ``"90s"``, ``"5m"`` or ``"1.5h"``."""
-    found_s = field_values.duration_s(typed)
-    if found_s is None:
-        raise InputError(f"--fit-time {typed}: use a duration such as 90s, 5m, or 1.5h")
-    return found_s
+    value_s = field_values.duration_s(duration)
+    if value_s is None:
+        raise InputError(f"--fit-time {duration}: use a duration such as 90s, 5m, or 1.5h")
+    return value_s
 
 
 def overrides(steps: int, warmup_steps: int | None) -> tuple[str, ...]:
@@ -63,16 +63,16 @@ def length(flags: RunFlags, say: Say) -> tuple[str, ...]:
         "simulate_devices": flags.simulate_devices,
         "fit_s": wanted,
     }
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     try:
         function = "jaxtrain.comparison.side:measure"
         with SubprocessWorker(function, request, environment()) as worker:
             for message in worker.messages(math.inf):
-                found = message
+                measured = message
     except WorkerFailed as failed:
         raise InputError(f"--fit-time: a step cannot be measured: {failed}") from None
     say(
-        f"--fit-time {flags.fit_time}: {int(found['length'][1]):,} steps of "
-        f"{found['step_s'] * 1e3:.4g} ms, as measured without validations and saves"
+        f"--fit-time {flags.fit_time}: {int(measured['length'][1]):,} steps of "
+        f"{measured['step_s'] * 1e3:.4g} ms, as measured without validations and saves"
     )
-    return tuple(found["length"])
+    return tuple(measured["length"])

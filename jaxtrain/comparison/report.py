@@ -12,7 +12,7 @@ from jaxtrain.storage.atomic import write_whole
 NAME = "report.html"
 
 
-def write(answers: Sequence[Comparison], words: Sequence[str], out: Path) -> None:
+def write(answers: Sequence[Comparison], descriptions: Sequence[str], out: Path) -> None:
     """Writes the page.
 
     Raises:
@@ -34,14 +34,14 @@ def write(answers: Sequence[Comparison], words: Sequence[str], out: Path) -> Non
             element(
                 "li",
                 element("span", class_=f"dot run-{color}", aria_hidden="true"),
-                f" {label}: {typed}",
+                f" {label}: {description}",
             )
-            for color, (label, typed) in enumerate(zip(labels, words, strict=True))
+            for color, (label, description) in enumerate(zip(labels, descriptions, strict=True))
         ),
     )
     metric = answers[0].metric
     title = f"{metric}: is {'b' if len(answers) == 1 else 'a change'} better than a?"
-    blocks = [part for answer in answers for part in _answer(answer)]
+    blocks = [block for answer in answers for block in _answer(answer)]
     text = page.comparison(title, [sides, *blocks], runs)
     write_whole(out, text.encode(errors="replace"))
 

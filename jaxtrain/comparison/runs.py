@@ -68,7 +68,7 @@ def read(directory: Path, metric: str) -> Result:
     if why := _diverged(run):
         return Result(None, why, seconds, directory)
     ending = run_facts.ending(run)
-    if ending.word != "done":
+    if ending.state != "done":
         raise InputError(f"{directory}: this run is not done ({ending.sentence}): finish it first")
     validations = [record for record in run.records if metric in record]
     if not validations:
@@ -180,28 +180,28 @@ class Trainer:
         """Returns whether a stop has reached the runs."""
         return self._stop.is_set()
 
-    def examine(self, side: Side, label: str, **request: Any) -> Facts:
+    def examine(self, side: Side, label: str, **options: Any) -> Facts:
         """Finds the facts of a side."""
-        asked = {
-            "config": side.config_there,
+        request = {
+            "config": side.config_in_its_code,
             "overrides": [*side.overrides],
             "side": label,
             "simulate_devices": self._simulate_devices,
-            **request,
+            **options,
         }
-        found: dict[str, Any] = {}
+        last: dict[str, Any] = {}
         try:
             for message in self._messages(
-                _EXAMINE, asked, side.folder, None, lambda: f"examining side {label}"
+                _EXAMINE, request, side.folder, None, lambda: f"examining side {label}"
             ):
                 if "say" in message and message["say"].startswith("warning"):
                     self._say(message["say"])
-                found = message
+                last = message
         except WorkerFailed as failed:
             if self.stopped:
                 raise RunAgain("stopped: the same command continues") from None
             raise InputError(f"side {label} cannot be built: {failed}") from None
-        return Facts.from_json(found["facts"])
+        return Facts.from_json(last["facts"])
 
     def train(
         self, side: Side, facts: Facts, seed: int, directory: Path, gpus: str | None, label: str
@@ -217,7 +217,7 @@ class Trainer:
         """
         arguments = [
             "--config",
-            side.config_there,
+            side.config_in_its_code,
             *side.overrides,
             *facts.length,
             "--seed",
@@ -255,8 +255,8 @@ class Trainer:
     ) -> tuple[int, str]:
         """Starts a run once; returns its exit code, and the reason if it has one."""
         try:
-            asked = {"arguments": arguments}
-            (message,) = self._messages(_TRAIN, asked, code, gpus, progress)
+            request = {"arguments": arguments}
+            (message,) = self._messages(_TRAIN, request, code, gpus, progress)
         except WorkerFailed as failed:  # it ended itself, as after a hang
             return failed.code, str(failed)
         return int(message["code"]), ""

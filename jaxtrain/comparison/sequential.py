@@ -83,27 +83,27 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> Interval:
         differences: of each pair, in the order of the pairs; finite.
         level: the probability that the interval ever misses the center of symmetry.
     """
-    given = np.asarray(differences, np.float64)
-    if not given.size:
+    d = np.asarray(differences, np.float64)
+    if not d.size:
         return Interval(-math.inf, math.inf, math.nan, math.nan, 0)
-    if not np.isfinite(given).all():
-        raise ValueError(f"differences must be finite: {given.tolist()}")
-    smallest, largest = float(given.min()), float(given.max())
+    if not np.isfinite(d).all():
+        raise ValueError(f"differences must be finite: {d.tolist()}")
+    smallest, largest = float(d.min()), float(d.max())
     reach = _BEYOND * (largest - smallest or abs(largest) or 1.0)
-    grid = np.unique(np.concatenate([np.linspace(smallest - reach, largest + reach, _GRID), given]))
-    possible = np.flatnonzero(_most(given, grid) < -math.log(level))
-    mean = float(given.mean())
-    middle = center(given)
+    grid = np.unique(np.concatenate([np.linspace(smallest - reach, largest + reach, _GRID), d]))
+    possible = np.flatnonzero(_peak_log_wealth(d, grid) < -math.log(level))
+    mean = float(d.mean())
+    middle = center(d)
     if not possible.size:  # the differences are not symmetric around anything
-        return Interval(-math.inf, math.inf, middle, mean, given.size, symmetric=False)
+        return Interval(-math.inf, math.inf, middle, mean, d.size, symmetric=False)
     first, last = possible[0], possible[-1]
-    low = -math.inf if first == 0 else _edge(given, grid[first], grid[first - 1], level)
-    high = math.inf if last == grid.size - 1 else _edge(given, grid[last], grid[last + 1], level)
-    symmetric = low <= mean <= high and looks_symmetric(given)
-    return Interval(low, high, min(max(middle, low), high), mean, given.size, symmetric)
+    low = -math.inf if first == 0 else _edge(d, grid[first], grid[first - 1], level)
+    high = math.inf if last == grid.size - 1 else _edge(d, grid[last], grid[last + 1], level)
+    symmetric = low <= mean <= high and looks_symmetric(d)
+    return Interval(low, high, min(max(middle, low), high), mean, d.size, symmetric)
 
 
-def least_pairs(level: float = LEVEL) -> int:
+def fewest_pairs(level: float = LEVEL) -> int:
     """Returns the first pair at which a verdict of a difference is possible.
 
     Each pair at most doubles the wealth of a gambler, and half of the six bet on the wrong sign.
@@ -119,11 +119,11 @@ def looks_symmetric(differences: Sequence[float] | np.ndarray) -> bool:
     takes at most the last 60. It finds 5% of normal samples not symmetric, and may miss
     others: a side that rarely collapses looks symmetric until it does.
     """
-    given = np.asarray(differences, np.float64)[-_MOST_IN_TRIPLES:]
-    count = given.size
+    d = np.asarray(differences, np.float64)[-_MOST_IN_TRIPLES:]
+    count = d.size
     if count < _LEAST_IN_TRIPLES:
         return True
-    above = np.sign(given[:, None, None] + given[None, :, None] - 2 * given[None, None, :])
+    above = np.sign(d[:, None, None] + d[None, :, None] - 2 * d[None, None, :])
     kernel = (above + above.transpose(0, 2, 1) + above.transpose(2, 1, 0)) / 3
     each = np.arange(count)
     kernel[each, each, :] = kernel[each, :, each] = kernel[:, each, each] = 0
@@ -143,9 +143,9 @@ def center(differences: Sequence[float] | np.ndarray) -> float:
 
     It is the median of the means of all pairs of values, each with itself, too.
     """
-    given = np.asarray(differences, np.float64)
-    first, second = np.triu_indices(given.size)
-    return float(np.median((given[first] + given[second]) / 2))
+    d = np.asarray(differences, np.float64)
+    first, second = np.triu_indices(d.size)
+    return float(np.median((d[first] + d[second]) / 2))
 
 
 def evidence(differences: Sequence[float]) -> float:
@@ -153,8 +153,8 @@ def evidence(differences: Sequence[float]) -> float:
 
     ``1 / evidence`` is a p value that is valid at any time, if it is below 1.
     """
-    given = np.asarray(differences, np.float64)
-    return float(np.exp(_most(given, np.zeros(1))[0])) if given.size else 1.0
+    d = np.asarray(differences, np.float64)
+    return float(np.exp(_peak_log_wealth(d, np.zeros(1))[0])) if d.size else 1.0
 
 
 def pairs_needed(differences: Sequence[float], level: float = LEVEL) -> int | None:
@@ -163,25 +163,25 @@ def pairs_needed(differences: Sequence[float], level: float = LEVEL) -> int | No
     It extrapolates how fast the evidence has grown. None if it has not grown: then the difference
     is small beside its noise, and no number of pairs can be named.
     """
-    given = np.asarray(differences, np.float64)
-    if not given.size:
+    d = np.asarray(differences, np.float64)
+    if not d.size:
         return None
     best = max(
-        float(np.sum(_log_wealth_of_bet(side * boldness * _units(given))))
+        float(np.sum(_log_wealth_of_bet(side * boldness * _units(d))))
         for boldness in _BOLDNESS
         for side in (1, -1)
     )
     if best <= 0:
         return None
     lent = math.log(2 / min(_SHARES))  # what the best gambler lends the others
-    return max(given.size, math.ceil(given.size * (lent - math.log(level)) / best))
+    return max(d.size, math.ceil(d.size * (lent - math.log(level)) / best))
 
 
-def _edge(given: np.ndarray, possible: float, impossible: float, level: float) -> float:
+def _edge(d: np.ndarray, possible: float, impossible: float, level: float) -> float:
     """Returns the value between two at which the wealth first exceeds ``1 / level``."""
     for _ in range(_BISECTIONS):
         middle = (possible + impossible) / 2
-        if _most(given, np.array([middle]))[0] < -math.log(level):
+        if _peak_log_wealth(d, np.array([middle]))[0] < -math.log(level):
             possible = middle
         else:
             impossible = middle
@@ -203,9 +203,9 @@ def log_wealth(differences: np.ndarray) -> np.ndarray:
     return np.asarray(np.logaddexp.reduce(np.stack(logs), axis=0))
 
 
-def _most(given: np.ndarray, centers: np.ndarray) -> np.ndarray:
+def _peak_log_wealth(d: np.ndarray, centers: np.ndarray) -> np.ndarray:
     """Returns the logarithm of the largest wealth after any pair, against each center [C]."""
-    return np.asarray(log_wealth(given[None] - centers[:, None]).max(axis=-1))
+    return np.asarray(log_wealth(d[None] - centers[:, None]).max(axis=-1))
 
 
 def _units(differences: np.ndarray) -> np.ndarray:

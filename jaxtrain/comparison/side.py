@@ -40,11 +40,11 @@ class Side:
 
     config: str
     overrides: tuple[str, ...]
-    words: str
+    description: str
     code: Code | None = None
 
     @property
-    def config_there(self) -> str:
+    def config_in_its_code(self) -> str:
         """Returns what its config is called where its code is."""
         return self.config if self.code is None else self.code.path_of(self.config)
 
@@ -127,8 +127,8 @@ def examine(request: dict[str, Any], send: Any) -> None:
     from jaxtrain.comparison import fit_time
     from jaxtrain.comparison.identities import Identities
 
-    typed = [*request["overrides"]]
-    run = config.load(request["config"], typed)
+    overrides = [*request["overrides"]]
+    run = config.load(request["config"], overrides)
     metric, mode = check(run, request["metric"], request["side"])
     with _devices(run, request) as run:
         probe = _Probe(run, lambda line: send({"say": line}))
@@ -145,7 +145,7 @@ def examine(request: dict[str, Any], send: Any) -> None:
         if wanted is not None:
             length = fit_time.fitted(run, probe.built.total, wanted)
             probe = _Probe(
-                _fitted_to_devices(config.load(request["config"], [*typed, *length])),
+                _fitted_to_devices(config.load(request["config"], [*overrides, *length])),
                 lambda line: None,
             )
     facts = Facts(
@@ -295,9 +295,9 @@ def _of_schedule(built: Any) -> str:
 
     They are arguments of the step's program.
     """
-    every = -(-built.total // _STEPS_OF_SCHEDULE)
-    steps = [*range(0, built.total, every), built.total]
-    return _digest([built.total, [built.schedule.scalars(done).values.tolist() for done in steps]])
+    interval = -(-built.total // _STEPS_OF_SCHEDULE)
+    steps = [*range(0, built.total, interval), built.total]
+    return _digest([built.total, [built.schedule.scalars(step).values.tolist() for step in steps]])
 
 
 def _code_of_data(files: Mapping[str, Path], run: Any) -> str:

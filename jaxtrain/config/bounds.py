@@ -58,20 +58,20 @@ class Bounds:
             ("at most", self.most, operator.le),
             ("below", self.below, operator.lt),
         )
-        given = [
+        checked = [
             (f"{word} {limit if kind is int else f'{limit:g}'}", holds(value, limit))
             for word, limit, holds in limits
             if limit is not None
         ]
-        missed = [words for words, is_met in given if not is_met]
+        missed = [valid for valid, is_met in checked if not is_met]
         if kind is int:
             return f"use {missed[0]}" if missed else None
         if not missed and _is_finite(value):
             return None
-        words = " and ".join(limit for limit, _ in given)
-        number = "number of" if words.startswith("at") else "number"
-        finite = "" if words and _is_finite(value) else "finite "
-        return f"use a {finite}{number} {words}".rstrip()
+        valid = " and ".join(limit for limit, _ in checked)
+        number = "number of" if valid.startswith("at") else "number"
+        finite = "" if valid and _is_finite(value) else "finite "
+        return f"use a {finite}{number} {valid}".rstrip()
 
 
 def _is_finite(value: float) -> bool:
@@ -116,7 +116,7 @@ class Section:
             value = getattr(self, name)
             if (cure := problem(annotation, value)) is not None:
                 field = f"{self.section}.{name}"
-                raise InputError(f"{field}={errors.shown(value)}: {cure}", about=field)
+                raise InputError(f"{field}={errors.short_repr(value)}: {cure}", about=field)
         self.check()
 
     def check(self) -> None:
@@ -175,7 +175,7 @@ def check(name: str, value: Any, within: Bounds, kind: type = int) -> None:
         InputError: has the name, the value and the nearest bound.
     """
     if (cure := within.problem(value, kind)) is not None:
-        raise InputError(f"{name}={errors.shown(value)}: {cure}", about=name)
+        raise InputError(f"{name}={errors.short_repr(value)}: {cure}", about=name)
 
 
 def entry(content: Mapping[str, Any], name: str, within: Bounds, source: str) -> int:

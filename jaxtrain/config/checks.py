@@ -55,17 +55,17 @@ def _check_fields(run: "Run") -> Iterator[str]:
             continue
         # The fields of a model may be negative and larger, if their types have no bounds.
         of_model = leaf.name.startswith("model.")
-        least = None if of_model else int(leaf.name in _COUNTS)
-        most = _LARGEST_COUNT if of_model or leaf.name in _LARGE else _LARGEST
+        smallest = None if of_model else int(leaf.name in _COUNTS)
+        largest = _LARGEST_COUNT if of_model or leaf.name in _LARGE else _LARGEST
         default_bounds = {
-            int: bounds.Bounds(least=least, most=most),
-            float: bounds.Bounds(least=least),
+            int: bounds.Bounds(least=smallest, most=largest),
+            float: bounds.Bounds(least=smallest),
         }
         if fix := bounds.problem(leaf.annotation, leaf.value, default_bounds):
-            shown = " ".join(field_values.words(leaf.value))
-            of_steps = leaf.name.endswith((".steps", ".every")) and str(most) in fix
+            text = " ".join(field_values.as_arguments(leaf.value))
+            of_steps = leaf.name.endswith((".steps", ".every")) and str(largest) in fix
             hint = " (steps, not tokens)" if of_steps else ""
-            yield Problem(f"{leaf.name}={shown}: {fix}{hint}", leaf.name)
+            yield Problem(f"{leaf.name}={text}: {fix}{hint}", leaf.name)
 
 
 def _check_sections(run: "Run") -> Iterator[str]:
@@ -122,13 +122,13 @@ def check_patience(loop: "Loop", steps: int) -> None:
     Raises:
         InputError: it cannot: there are too few validations.
     """
-    patience, most = loop.early_stop_patience, most_patience(loop, steps)
-    if patience is not None and loop.eval_every is not None and patience > most:
-        fix = f"--loop.early_stop_patience {most} or less, or " if most else ""
+    patience, max_patience = loop.early_stop_patience, most_patience(loop, steps)
+    if patience is not None and loop.eval_every is not None and patience > max_patience:
+        fix = f"--loop.early_stop_patience {max_patience} or less, or " if max_patience else ""
         raise InputError(
             f"loop.early_stop_patience {patience} can never be reached: a run of {steps} steps, "
-            f"validated every {loop.eval_every}, has {most + 1} "
-            f"validation{'s' if most else ''}: set {fix}--loop.early_stop_patience None",
+            f"validated every {loop.eval_every}, has {max_patience + 1} "
+            f"validation{'s' if max_patience else ''}: set {fix}--loop.early_stop_patience None",
             about=("loop.early_stop_patience", "loop.eval_every", "loop.steps"),
         )
 
@@ -145,13 +145,13 @@ def best_mode(run: "Run") -> metrics.Mode | None:
 
 
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:
-    given = [field for field in fields if getattr(section, field) is not None]
-    if len(given) != 1:
+    set_fields = [field for field in fields if getattr(section, field) is not None]
+    if len(set_fields) != 1:
         values = ", ".join(f"{name}.{field} {getattr(section, field)}" for field in fields)
         fix = (
             f"set one of --{name}." + f", --{name}.".join(fields)
-            if not given
-            else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
+            if not set_fields
+            else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in set_fields)
         )
         message = f"exactly one of {', '.join(fields)} must be set ({values}); {fix}"
         yield Problem(message, *(f"{name}.{field}" for field in fields))

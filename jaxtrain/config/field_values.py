@@ -1,4 +1,4 @@
-"""Values of fields and flags: parsed from words, described, and compared with their type."""
+"""Values of fields and flags: parsed from arguments, described, and compared with their type."""
 
 import contextlib
 import dataclasses
@@ -20,11 +20,11 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 
-def parse(typed: Sequence[str], annotation: Any) -> Any:
-    """Returns the value of a type that words stand for.
+def parse(texts: Sequence[str], annotation: Any) -> Any:
+    """Returns the value of a type that arguments stand for.
 
     Args:
-        typed: the words after a flag, such as ``["64", "32"]`` or ``["2.5M"]``.
+        texts: the arguments after a flag, such as ``["64", "32"]`` or ``["2.5M"]``.
         annotation: int, float, bool, str, Path, Literal, None, or an optional or a tuple of them.
 
     Raises:
@@ -32,17 +32,17 @@ def parse(typed: Sequence[str], annotation: Any) -> Any:
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return parse(typed, arguments[0])
+        return parse(texts, arguments[0])
     if _is_union(origin):
         # None first: otherwise a text could not be None.
         for choice in sorted(arguments, key=lambda kind: kind is not type(None)):
             with contextlib.suppress(ValueError):
-                return parse(typed, choice)
+                return parse(texts, choice)
         raise ValueError
     if origin is tuple:
-        kinds = arguments[:1] * len(typed) if arguments[-1] is Ellipsis else arguments
-        return tuple(parse([word], kind) for word, kind in zip(typed, kinds, strict=True))
-    (word,) = typed
+        kinds = arguments[:1] * len(texts) if arguments[-1] is Ellipsis else arguments
+        return tuple(parse([word], kind) for word, kind in zip(texts, kinds, strict=True))
+    (word,) = texts
     if annotation is int:
         number = whole_number(word)
         return int(word) if number is None else number
@@ -116,41 +116,41 @@ def takes(annotation: Any) -> str:
     return known.get(annotation, str(annotation))
 
 
-def misfit(name: str, typed: Sequence[str], annotation: Any) -> str:
-    """Returns the error for words that :func:`parse` does not take.
+def misfit(name: str, texts: Sequence[str], annotation: Any) -> str:
+    """Returns the error for arguments that :func:`parse` does not take.
 
     Args:
         name: of the field or flag, as typed.
-        typed: the words after it.
+        texts: the arguments after it.
         annotation: what it takes.
     """
     wanted = takes(annotation)
-    if not typed:
+    if not texts:
         return f"{name} needs a value: {wanted}"
-    given = " ".join(typed)
-    near = nearest(given, annotation)
-    return f"{name} takes {wanted}, not '{given}'" + (f"; did you mean {near}?" if near else "")
+    text = " ".join(texts)
+    near = nearest(text, annotation)
+    return f"{name} takes {wanted}, not '{text}'" + (f"; did you mean {near}?" if near else "")
 
 
-def nearest(given: str, annotation: Any) -> str | None:
-    """Returns the value of this type that ``given`` probably stands for, or None."""
+def nearest(text: str, annotation: Any) -> str | None:
+    """Returns the value of this type that a text probably stands for, or None."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return nearest(given, arguments[0])
+        return nearest(text, arguments[0])
     if _is_union(origin):
-        return next(filter(None, (nearest(given, choice) for choice in arguments)), None)
+        return next(filter(None, (nearest(text, choice) for choice in arguments)), None)
     if origin is Literal:
-        near = difflib.get_close_matches(given.lower(), list(map(str, arguments)), n=1)
+        near = difflib.get_close_matches(text.lower(), list(map(str, arguments)), n=1)
         return near[0] if near else None
     if annotation is bool:
-        words = {"1": "True", "yes": "True", "on": "True", "0": "False", "no": "False"}
-        words |= {"true": "True", "false": "False", "off": "False"}
-        return words.get(given.lower())
+        by_word = {"1": "True", "yes": "True", "on": "True", "0": "False", "no": "False"}
+        by_word |= {"true": "True", "false": "False", "off": "False"}
+        return by_word.get(text.lower())
     if annotation is int:
         with contextlib.suppress(ValueError, OverflowError):
-            if float(given) == int(float(given)):
-                return str(int(float(given)))
-    if annotation is type(None) and given.lower() in ("none", "null", "off"):
+            if float(text) == int(float(text)):
+                return str(int(float(text)))
+    if annotation is type(None) and text.lower() in ("none", "null", "off"):
         return "None"
     return None
 
@@ -171,7 +171,7 @@ def duration_s(text: str) -> float | None:
     return float(match[1]) * _UNITS[match[2]] if match and float(match[1]) else None
 
 
-def words(value: Any) -> list[str]:
+def as_arguments(value: Any) -> list[str]:
     """Returns a value as typed after its flag."""
     return [str(item) for item in value] if isinstance(value, tuple) else [str(value)]
 

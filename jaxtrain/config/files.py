@@ -153,7 +153,7 @@ def _section_at_fault(error: Exception, path: Path, line: int, word: str) -> obj
         if not isinstance(node, ast.Call) or not node.lineno <= line <= (node.end_lineno or 0):
             continue
         names_only = all(
-            isinstance(part, ast.Name | ast.Attribute | ast.Load) for part in ast.walk(node.func)
+            isinstance(child, ast.Name | ast.Attribute | ast.Load) for child in ast.walk(node.func)
         )
         if names_only and any(keyword.arg == word for keyword in node.keywords):
             called = compile(ast.Expression(node.func), str(path), "eval")

@@ -69,9 +69,9 @@ class Gate(NamedTuple):
         Returns:
             Its completed steps and its value of the metric.
         """
-        for done, values in validations:
-            if done >= self.step and self.metric in values:
-                return done, values[self.metric]
+        for step, values in validations:
+            if step >= self.step and self.metric in values:
+                return step, values[self.metric]
         return None
 
     def decided_at(self, eval_every: int | None, total: int) -> int:

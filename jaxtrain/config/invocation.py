@@ -24,9 +24,9 @@ def program(environment: Mapping[str, str] = os.environ) -> str:
     """
     if PROGRAM in environment:
         return environment[PROGRAM]
-    typed = sys.argv[0] if sys.argv else ""
+    started_as = sys.argv[0] if sys.argv else ""
     beside = os.path.join(os.path.dirname(sys.executable), "jaxtrain")
-    for script in (typed, beside):
+    for script in (started_as, beside):
         if os.path.basename(script) == "jaxtrain" and os.access(script, os.X_OK):
             on_path = shutil.which("jaxtrain")
             if on_path is not None and os.path.samefile(on_path, script):
@@ -75,11 +75,11 @@ def with_arguments(message: str) -> str:
     ``--resume latest`` becomes ``resume="latest"``, ``--data.path X`` becomes ``data.path X``.
     """
     command = rf"{re.escape(program())} [^;)`]*"
-    parts = re.split(f"({command})", message)
-    for index in range(0, len(parts), 2):
-        text = parts[index].replace("--resume latest", 'resume="latest"')
-        parts[index] = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
-    return "".join(parts)
+    segments = re.split(f"({command})", message)
+    for index in range(0, len(segments), 2):
+        text = segments[index].replace("--resume latest", 'resume="latest"')
+        segments[index] = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
+    return "".join(segments)
 
 
 def again(
@@ -108,5 +108,5 @@ def again(
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}
     of_config = settings.pop("--config", [])
-    words = (word for name, values in settings.items() for word in (name, *values))
-    return f"{program} {command} {shlex.join([*of_config, *words])}"
+    all_arguments = (word for name, values in settings.items() for word in (name, *values))
+    return f"{program} {command} {shlex.join([*of_config, *all_arguments])}"

@@ -96,5 +96,5 @@ def _changes(base: Run, run: Run) -> list[str]:
         word
         for leaf in overrides.leaves(run)
         if leaf.name not in before or before[leaf.name] != leaf.value
-        for word in (f"--{leaf.name}", *field_values.words(leaf.value))
+        for word in (f"--{leaf.name}", *field_values.as_arguments(leaf.value))
     ]

@@ -76,9 +76,9 @@ def fit_mesh(run: Run, nodes: int, per_node: int, requested_by: str) -> dict[str
         )
     rows = batch // devices
     accumulate = next(
-        parts
-        for parts in range(1, rows + 1)
-        if rows % parts == 0 and rows // parts <= run.microbatch_size
+        microbatches
+        for microbatches in range(1, rows + 1)
+        if rows % microbatches == 0 and rows // microbatches <= run.microbatch_size
     )
     fsdp = devices
     if run.mesh.data > 1 and nodes > 1:
@@ -107,10 +107,10 @@ def fit_to_present_devices(run: Run) -> tuple[Run, str]:
     processes = jax.process_count()
     nodes = processes if len(devices) % processes == 0 else 1
     changes = fit_mesh(run, nodes, len(devices) // nodes, "mesh.auto")
-    words = " ".join(f"--{name} {value}" for name, value in changes.items())
+    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
     rows = run.data.batch_size // len(devices)
     return run.override(changes), (
-        f"mesh.auto: {words}, for the {len(devices)} devices found ({devices[0].device_kind}): "
+        f"mesh.auto: {flags}, for the {len(devices)} devices found ({devices[0].device_kind}): "
         f"the global batch stays {run.data.batch_size}, {rows} per device, in microbatches of at "
         f"most {run.microbatch_size} as in the config"
     )

@@ -41,7 +41,7 @@ _OTHER_NAMES = {
 }
 
 Settings = Sequence[tuple[str, Any]]
-"""Dotted names of fields and what they are set to: the words after a flag, or a value."""
+"""Dotted names of fields and what they are set to: the arguments after a flag, or a value."""
 
 
 class Leaf(NamedTuple):
@@ -106,7 +106,7 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     Raises:
         InputError: an unknown field, or a value that the field does not take.
     """
-    return _changed(default, grouped(arguments), _typed)
+    return _changed(default, grouped(arguments), _value_of_texts)
 
 
 def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[str]]:
@@ -118,13 +118,13 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
         The changed dataclass, or None if no single override is to blame; the messages.
     """
     problems: list[str] = []
-    words = list(arguments)
-    while words and not words[0].startswith("--"):
-        problems.append(_not_a_flag(words.pop(0)))
-    settings = grouped(words)
+    remaining = list(arguments)
+    while remaining and not remaining[0].startswith("--"):
+        problems.append(_not_a_flag(remaining.pop(0)))
+    settings = grouped(remaining)
     while True:
         try:
-            return _changed(default, settings, _typed), problems
+            return _changed(default, settings, _value_of_texts), problems
         except InputError as error:
             # The config's own value may be as wrong as the one that was dropped.
             problems += [message for message in error.messages if message not in problems]
@@ -148,35 +148,35 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
         InputError: no such field, or a value that the field does not take.
     """
     settings = [(name, field_values.plain(value)) for name, value in changes.items()]
-    return _changed(instance, settings, _given)
+    return _changed(instance, settings, _checked_value)
 
 
-def _typed(leaf: Leaf, words: Sequence[str]) -> Any:
+def _value_of_texts(leaf: Leaf, texts: Sequence[str]) -> Any:
     try:
-        return field_values.parse(words, leaf.annotation)
+        return field_values.parse(texts, leaf.annotation)
     except ValueError:
         raise InputError(
-            field_values.misfit(f"--{leaf.name}", words, leaf.annotation), about=leaf.name
+            field_values.misfit(f"--{leaf.name}", texts, leaf.annotation), about=leaf.name
         ) from None
 
 
-def _given(leaf: Leaf, value: Any) -> Any:
+def _checked_value(leaf: Leaf, value: Any) -> Any:
     if field_values.matches(value, leaf.annotation):
         return float(value) if leaf.annotation is float else value
-    return _typed(leaf, field_values.words(value))
+    return _value_of_texts(leaf, field_values.as_arguments(value))
 
 
-def merged(*parts: Sequence[str]) -> tuple[str, ...]:
+def merged(*sequences: Sequence[str]) -> tuple[str, ...]:
     """Joins overrides into one list with each field once; the last value wins.
 
     Args:
-        parts: each a sequence of flags and values: ``("--model.remat", "block")``.
+        sequences: each of flags and values: ``("--model.remat", "block")``.
     """
     fields: dict[str, list[str]] = {}
-    for name, words in grouped([word for part in parts for word in part]):
+    for name, values in grouped([word for sequence in sequences for word in sequence]):
         fields.pop(name, None)  # it takes the place of its last value
-        fields[name] = words
-    return tuple(word for name, words in fields.items() for word in (f"--{name}", *words))
+        fields[name] = values
+    return tuple(word for name, values in fields.items() for word in (f"--{name}", *values))
 
 
 def choices(section: Any, field: str) -> tuple[str, ...]:
@@ -221,13 +221,13 @@ def _changed(default: T, settings: Settings, read: Callable[[Leaf, Any], Any]) -
     known = {leaf.name: leaf for leaf in _fields(type(default), default, "", off=True)}
     problems: list[str] = []
     changes: dict[str, Any] = {}
-    for name, given in settings:
+    for name, setting in settings:
         leaf = known.get(name)
-        if leaf is None or (_is_section(leaf) and not dataclasses.is_dataclass(given)):
+        if leaf is None or (_is_section(leaf) and not dataclasses.is_dataclass(setting)):
             problems.append(_unknown(name, known))
             continue
         try:
-            value = read(leaf, given)
+            value = read(leaf, setting)
         except InputError as error:
             problems += error.messages
             continue

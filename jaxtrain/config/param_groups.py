@@ -102,11 +102,11 @@ def frozen(freeze: Collection[str], names: Collection[str]) -> frozenset[str]:
         below = {name for name in names if name == path or name.startswith(f"{path}.")}
         if not below:
             paths = {name.rsplit(".", cut)[0] for name in names for cut in range(name.count("."))}
-            parts = {name.split(".")[0] for name in names}
-            nearest = difflib.get_close_matches(path, sorted(paths | parts), n=1, cutoff=0)
+            top_level = {name.split(".")[0] for name in names}
+            nearest = difflib.get_close_matches(path, sorted(paths | top_level), n=1, cutoff=0)
             raise InputError(
                 f"model.freeze={path}: the model has no parameters below this path; the nearest "
-                f"is {nearest[0]}, and its parts are {', '.join(sorted(parts))}",
+                f"is {nearest[0]}, and its parts are {', '.join(sorted(top_level))}",
                 about="model.freeze",
             )
         frozen_names |= below

@@ -115,7 +115,7 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
     for name in saved:
         if name not in fields:
             raise InputError(
-                f"{source}: {where} has no field {errors.shown(name)}: {OTHER_VERSION}"
+                f"{source}: {where} has no field {errors.short_repr(name)}: {OTHER_VERSION}"
             )
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
@@ -140,12 +140,12 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
     items = tuple(value) if isinstance(value, list) else value
     if not field_values.matches(items, annotation):
         raise InputError(
-            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.shown(value)}"
+            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.short_repr(value)}"
         )
     for number in items if isinstance(items, tuple) else (items,):
         too_large = isinstance(number, int) and abs(number) >= _LARGEST
         if too_large or (isinstance(number, float) and not math.isfinite(number)):
             raise InputError(
-                f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
+                f"{source}: {where}={errors.short_repr(number)}: use a smaller, finite number"
             )
     return items

@@ -288,7 +288,7 @@ class Run:
     def validation_scale(self) -> float:
         """Returns how many times larger a validation's example is than one of training."""
         trained, validated = (
-            sum(math.prod(part.shape) for part in model.batch_spec(1).values())
+            sum(math.prod(array.shape) for array in model.batch_spec(1).values())
             for model in (self.training_model, self.model)
         )
         return validated / trained

@@ -15,14 +15,14 @@ class Position:
     """How far a run has come.
 
     Attributes:
-        done: completed steps.
-        seen: examples seen, perhaps in batches of another size.
+        step: completed steps.
+        examples_seen: perhaps in batches of another size.
         skipped: those of them that no step has learned from: those of skipped steps and of steps
             that a rollback has undone.
     """
 
-    done: int = 0
-    seen: int = 0
+    step: int = 0
+    examples_seen: int = 0
     skipped: int = 0
 
     @classmethod
@@ -33,15 +33,15 @@ class Position:
     def to_meta(self) -> dict[str, int]:
         """Returns the position as metadata of a checkpoint."""
         return {
-            "step": self.done,
-            "examples_seen": self.seen,
+            "step": self.step,
+            "examples_seen": self.examples_seen,
             "examples_skipped": self.skipped,
         }
 
     @property
     def learned(self) -> int:
         """Examples that the completed steps have learned from."""
-        return self.seen - self.skipped
+        return self.examples_seen - self.skipped
 
 
 def resolve_steps(
@@ -71,7 +71,7 @@ def resolve_steps(
     if loop.steps is not None:
         steps = loop.steps
     elif loop.epochs is not None:
-        steps = position.done + (loop.epochs * examples - position.learned) // batch
+        steps = position.step + (loop.epochs * examples - position.learned) // batch
     else:
         assert loop.tokens_per_param is not None, "validate() ensures that one of the three is set"
         if tokens_per_example is None:
@@ -80,7 +80,7 @@ def resolve_steps(
                 "set --loop.steps or --loop.epochs, and --loop.tokens_per_param None"
             )
         wanted = int(loop.tokens_per_param * parameters) // tokens_per_example
-        steps = position.done + (wanted - position.learned) // batch
+        steps = position.step + (wanted - position.learned) // batch
     if steps < 1:
         raise InputError(
             f"the run has no steps: loop.epochs {loop.epochs} x {examples} examples is less than "
@@ -90,7 +90,7 @@ def resolve_steps(
             f"{parameters} parameters is less than a batch of {batch} x {tokens_per_example} "
             "tokens: raise --loop.tokens_per_param or lower --data.batch_size"
         )
-    last = position.seen + (steps - position.done) * batch
+    last = position.examples_seen + (steps - position.step) * batch
     if last > _MOST_EXAMPLES:
         raise InputError(
             f"{steps:,} steps of {batch:,} examples are more than the {_MOST_EXAMPLES:,} examples "
@@ -113,14 +113,14 @@ def steps_rule(
     """Explains the number of :func:`resolve_steps`, for the console."""
     batch = run.data.batch_size
     if run.loop.epochs is not None:
-        how = f"{run.loop.epochs} epochs x {examples} examples / batch {batch}"
+        rule = f"{run.loop.epochs} epochs x {examples} examples / batch {batch}"
     elif run.loop.tokens_per_param is not None:
-        how = (
+        rule = (
             f"{run.loop.tokens_per_param:g} tokens x {parameters} parameters / "
             f"(batch {batch} x {tokens_per_example} tokens)"
         )
     else:
-        how = f"loop.steps, {steps * batch / examples:.2f} epochs of {examples} examples"
-    if run.loop.steps is None and position.learned != position.done * batch:
-        how += f", of which {position.learned} examples were learned in {position.done} steps"
-    return f"{steps} steps ({how})"
+        rule = f"loop.steps, {steps * batch / examples:.2f} epochs of {examples} examples"
+    if run.loop.steps is None and position.learned != position.step * batch:
+        rule += f", of which {position.learned} examples were learned in {position.step} steps"
+    return f"{steps} steps ({rule})"

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jaxtrain.errors import InputError, shown
+from jaxtrain.errors import InputError, short_repr
 from jaxtrain.storage import atomic
 
 _HOW = "write one with jaxtrain bench NAME --efficiency FILE"
@@ -38,7 +38,7 @@ def load(path: Path) -> Efficiency:
         value = float(content["of_serial_bound"])
         if not _RANGE[0] <= value <= _RANGE[1]:
             raise ValueError(
-                f"of_serial_bound {shown(content['of_serial_bound'])} is not one of a step"
+                f"of_serial_bound {short_repr(content['of_serial_bound'])} is not one of a step"
             )
         texts = {name: str(content[name]) for name in ("device", "config", "jax")}
         return Efficiency(**texts, of_serial_bound=value)

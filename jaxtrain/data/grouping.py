@@ -23,27 +23,27 @@ def divided(
     inputs: Sequence[Input],
     name_of: Callable[[Input], str],
     size_of: Callable[[Input], int],
-    most: int,
+    max_size: int,
 ) -> Iterator[tuple[str, list[Input]]]:
     """Yields the bits that the hashes of a group's names begin with, as text, and the group.
 
     Args:
         inputs: with different names.
-        most: size of a group, if it has more than one input.
+        max_size: of a group, if it has more than one input.
     """
-    hashed = sorted(((hash_of(name_of(one)), one) for one in inputs), key=lambda pair: pair[0])
-    yield from _divided(hashed, size_of, most, "")
+    hashed = sorted(((hash_of(name_of(item)), item) for item in inputs), key=lambda pair: pair[0])
+    yield from _divided(hashed, size_of, max_size, "")
 
 
 def _divided(
-    hashed: list[tuple[bytes, Input]], size_of: Callable[[Input], int], most: int, bits: str
+    hashed: list[tuple[bytes, Input]], size_of: Callable[[Input], int], max_size: int, bits: str
 ) -> Iterator[tuple[str, list[Input]]]:
     bit = len(bits)
-    if len(hashed) > 1 and sum(size_of(one) for _, one in hashed) > most and bit < _BITS:
+    if len(hashed) > 1 and sum(size_of(item) for _, item in hashed) > max_size and bit < _BITS:
         sides: tuple[list[tuple[bytes, Input]], list[tuple[bytes, Input]]] = [], []
-        for digest, one in hashed:
-            sides[digest[bit // 8] >> (7 - bit % 8) & 1].append((digest, one))
+        for digest, item in hashed:
+            sides[digest[bit // 8] >> (7 - bit % 8) & 1].append((digest, item))
         for number, side in enumerate(sides):
-            yield from _divided(side, size_of, most, f"{bits}{number}")
+            yield from _divided(side, size_of, max_size, f"{bits}{number}")
     elif hashed:
-        yield bits, [one for _, one in hashed]
+        yield bits, [item for _, item in hashed]

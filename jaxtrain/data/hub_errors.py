@@ -67,21 +67,21 @@ def fail(
     import huggingface_hub
     import huggingface_hub.errors as hub_errors
 
-    where, why = huggingface_hub.HfApi().endpoint, reason(error)
+    endpoint, why = huggingface_hub.HfApi().endpoint, reason(error)
     or_offline = f"; or {offline}" if offline else ""
     if is_temporary(error):
         raise RunAgain(
-            f"{text}: {where} cannot be reached ({why}): run the command again later{or_offline}"
+            f"{text}: {endpoint} cannot be reached ({why}): run the command again later{or_offline}"
         ) from error
     if addresses.is_unknown_host(error):
         raise InputError(
-            f"{text}: {where} is an unknown host, or this machine has no network: check both and "
-            f"HF_ENDPOINT{or_offline}"
+            f"{text}: {endpoint} is an unknown host, or this machine has no network: check both "
+            f"and HF_ENDPOINT{or_offline}"
         ) from error
     if isinstance(error, hub_errors.GatedRepoError):
         raise InputError(
-            f"{text}: access to this {kind} is restricted: request it on {where}/{page}, then run "
-            "hf auth login"
+            f"{text}: access to this {kind} is restricted: request it on {endpoint}/{page}, then "
+            "run hf auth login"
         ) from error
     if isinstance(error, hub_errors.RevisionNotFoundError):
         raise InputError(
@@ -92,7 +92,7 @@ def fail(
     if response(error) is not None:
         raise InputError(
             f"{text}: the Hub refuses the request ({why}): check that your "
-            f"account may read {where}/{page}, and run hf auth login"
+            f"account may read {endpoint}/{page}, and run hf auth login"
         ) from error
     if isinstance(error, OSError) and error.errno is not None:
         raise disk_trouble(

@@ -23,9 +23,9 @@ class Kind:
     """A kind of input, and the measured rate of one core.
 
     Attributes:
-        least: per second per core, on the slower of two machines (2 cores of an Intel Xeon, beside
+        low: per second per core, on the slower of two machines (2 cores of an Intel Xeon, beside
             other work).
-        most: per second per core, on the faster one (2 cores of an AMD EPYC, idle).
+        high: per second per core, on the faster one (2 cores of an AMD EPYC, idle).
         fixed: for clips, the fraction of the time that depends neither on the clip nor on its
             examples.
         each: for clips, the fraction that each example takes for its frames, of whatever size.
@@ -35,8 +35,8 @@ class Kind:
 
     what: str
     unit: str
-    least: float
-    most: float
+    low: float
+    high: float
     fixed: float = 0.0
     each: float = 0.0
     cut: float = 0.0
@@ -54,7 +54,7 @@ class Kind:
             decoding = self.fixed + (1 - self.fixed - self.each - self.cut) * clip
             own = self.each * run.model.frames / _FRAMES + self.cut * example
             size = decoding * decoded + own
-        return self.least / size, self.most / size
+        return self.low / size, self.high / size
 
 
 def _relative_pixels(model: Any) -> float:
@@ -152,7 +152,7 @@ def _without_step(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
     what = KINDS[kind].what
     if host.per_core is not None:
         what, per_core = "as measured (--rate-per-core)", (host.per_core, host.per_core)
-    least, most = (rate * max(1, min(workers, cores)) for rate in per_core)
+    low, high = (rate * max(1, min(workers, cores)) for rate in per_core)
     return Input(
         kind=kind,
         what=what,
@@ -160,8 +160,8 @@ def _without_step(run: config.Run, gpus: int, nodes: int, host: Host) -> Input:
         cores=cores,
         assumed=host.cores is None,
         workers=workers,
-        rate=(least, most),
-        seconds=(rows / most, rows / least),
+        rate=(low, high),
+        seconds=(rows / high, rows / low),
         measured=host.per_core is not None,
     )
 
@@ -195,18 +195,18 @@ def _advice(
         more = dataclasses.replace(run.data, crops_per_clip=several)
         by_table = dataclasses.replace(host, per_core=None)
         now, then = (
-            _without_step(one, gpus, nodes, by_table).rate[0]
-            for one in (run, dataclasses.replace(run, data=more))
+            _without_step(variant, gpus, nodes, by_table).rate[0]
+            for variant in (run, dataclasses.replace(run, data=more))
         )
         if then > 1.05 * now:  # if the batch is not a multiple, clips are decoded more than once
             lines.append(f"--data.crops_per_clip {several}: {then / now:.1f} times the examples/s")
     if run.data.workers is not None and used < predicted.cores - worker_count.LOOP_CORES:
         lines.append(f"--data.workers None: uses {predicted.cores} cores instead of {used}")
-    least, most = (
+    low, high = (
         math.ceil(run.data.batch_size / nodes / (seconds * rate))
         for seconds, rate in zip(reversed(step), reversed(predicted.per_core), strict=True)
     )
-    if most > used:
-        span = f"{least} to {most}" if least < most else str(most)
+    if high > used:
+        span = f"{low} to {high}" if low < high else str(high)
         lines.append(f"hosts with cores for {span} workers, instead of {used}")
     return lines

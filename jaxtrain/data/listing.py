@@ -29,16 +29,16 @@ def files(top: Path, say: Callable[[str], None]) -> Iterator[Path]:
             "make it readable, or move it elsewhere",
         ) from error
 
-    seen: set[str] = set()
+    visited: set[str] = set()
     skipped = []
     not_data = NotData(top)
     for folder, inner, names in os.walk(top, followlinks=True, onerror=stop):
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in visited:
             skipped.append(folder)
             inner.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         if not_data.has(Path(folder)):
             inner.clear()
             continue
@@ -58,10 +58,10 @@ def in_run(path: Path, flag: str) -> str:
     run = run_marker.run_above(path) if path.is_dir() else None
     if run is None:
         return ""
-    where = "is a run directory" if run == path else f"is in the run directory {run}"
+    relation = "is a run directory" if run == path else f"is in the run directory {run}"
     return (
-        f"{flag} {path} {where}, whose files are not data and change during the run: pass another "
-        "folder"
+        f"{flag} {path} {relation}, whose files are not data and change during the run: pass "
+        "another folder"
     )
 
 
@@ -97,11 +97,11 @@ class NotData:
     def report(self, say: Callable[[str], None]) -> None:
         """Prints how many folders were skipped, if any."""
         counts = collections.Counter(self._kinds.values())
-        words = {"run": ("a run directory", "run directories"), "cache": ("a cache", "caches")}
+        nouns = {"run": ("a run directory", "run directories"), "cache": ("a cache", "caches")}
         if counts:
-            shown = " and ".join(
-                words[kind][0] if count == 1 else f"{count:,} {words[kind][1]}"
+            skipped = " and ".join(
+                nouns[kind][0] if count == 1 else f"{count:,} {nouns[kind][1]}"
                 for kind, count in sorted(counts.items(), reverse=True)
             )
             such_as = ":" if len(self._kinds) == 1 else f" below {self._top}, such as"
-            say(f"skipped {shown}{such_as} {min(self._kinds)}")
+            say(f"skipped {skipped}{such_as} {min(self._kinds)}")

@@ -23,22 +23,22 @@ class Mixture:
     """Concatenated sources; a :class:`jaxtrain.data.source.Source` itself.
 
     Attributes:
-        parts: the sources; none is empty.
+        sources: none is empty.
         per_epoch: examples of each source in an epoch; their sum is the number of examples.
     """
 
-    parts: tuple[Source, ...]
+    sources: tuple[Source, ...]
     per_epoch: tuple[int, ...]
 
     @property
     def fingerprint(self) -> str:
         """Returns a hex digest of all examples and of those of each source in an epoch."""
-        return cache.digest([part.fingerprint for part in self.parts], self.per_epoch)
+        return cache.digest([source.fingerprint for source in self.sources], self.per_epoch)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Returns the number of examples of each source."""
-        return tuple(len(part) for part in self.parts)
+        return tuple(len(source) for source in self.sources)
 
     def __len__(self) -> int:
         return sum(self.sizes)
@@ -46,28 +46,28 @@ class Mixture:
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns example ``index``, counted over all sources."""
         begins = [0, *itertools.accumulate(self.sizes)]
-        part = bisect.bisect_right(begins, index) - 1
-        return self.parts[part].example(index - begins[part], rng)
+        number = bisect.bisect_right(begins, index) - 1
+        return self.sources[number].example(index - begins[number], rng)
 
 
-def combine(parts: Sequence[Source], weights: Sequence[float]) -> Source:
+def combine(sources: Sequence[Source], weights: Sequence[float]) -> Source:
     """Combines sources into one; returns a single source unchanged.
 
     Args:
         weights: one positive weight per source; if empty, an epoch has each example once.
     """
-    if len(parts) == 1:
-        return parts[0]
-    sizes = [len(part) for part in parts]
+    if len(sources) == 1:
+        return sources[0]
+    sizes = [len(source) for source in sources]
     per_epoch = shared_out(sum(sizes), weights) if weights else sizes
-    return Mixture(tuple(parts), tuple(per_epoch))
+    return Mixture(tuple(sources), tuple(per_epoch))
 
 
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
     """Divides a number by weight: rounds down, then adds by largest remainder."""
     exact = [total * weight / sum(weights) for weight in weights]
-    parts = [int(count) for count in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
-    for i in by_remainder[: total - sum(parts)]:
-        parts[i] += 1
-    return parts
+    counts = [int(count) for count in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts

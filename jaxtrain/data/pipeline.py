@@ -105,8 +105,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         machine.allow_files()
         worker_process.ignore_unstarted()
         local, block = rows.rows_per_batch, rows.order.block
-        held = worker_count.most_batches(local, workers, prefetch, devices, block)
-        self.ahead = math.ceil(held)
+        batches_held = worker_count.most_batches(local, workers, prefetch, devices, block)
+        self.ahead = math.ceil(batches_held)
         self._parts = worker_count.parts_per_batch(local, workers, devices, block)
         # The order of the parts is that of the rows.
         part_rows = local // self._parts
@@ -202,9 +202,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             if not self._continues:
                 raise RunAgain(self.lost) from None
         self._close_host()
-        seen = self._made * self._rows.batch_size
-        rest = dataclasses.replace(self._rows, start=self._rows.start + seen)
-        self._host = _read(rest, self._part_rows, workers=0, prefetch=1, threads=self.workers)
+        delivered = self._made * self._rows.batch_size
+        remaining = dataclasses.replace(self._rows, start=self._rows.start + delivered)
+        self._host = _read(remaining, self._part_rows, workers=0, prefetch=1, threads=self.workers)
         return self._parts_of_next()
 
     def _parts_of_next(self) -> list[HostArrays]:

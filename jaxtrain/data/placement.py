@@ -35,32 +35,32 @@ class Placement:
         Raises:
             InputError: the rows have other arrays than the spec, or indices beyond their limits.
         """
-        given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
-        expected = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
-        if given != expected:
+        actual = {name: (array.shape[1:], str(array.dtype)) for name, array in local[0].items()}
+        expected = {name: (array.shape[1:], str(array.dtype)) for name, array in self._spec.items()}
+        if actual != expected:
             differences = [
-                f"{name} is {given.get(name, 'missing')} in the data and "
+                f"{name} is {actual.get(name, 'missing')} in the data and "
                 f"{expected.get(name, 'not')} in the model"
-                for name in sorted(given.keys() | expected.keys())
-                if given.get(name) != expected.get(name)
+                for name in sorted(actual.keys() | expected.keys())
+                if actual.get(name) != expected.get(name)
             ]
             raise InputError(
                 f"the data has other arrays than the model: {'; '.join(differences)}: correct the "
                 "model's batch_spec (jaxtrain/models/contract.py lists the arrays of each data set)"
             )
-        for name in self._limits.keys() & given.keys():
+        for name in self._limits.keys() & actual.keys():
             self._check_indices(name, [rows[name] for rows in local])
         return {
-            name: self._placed(part.shape, [rows[name] for rows in local])
-            for name, part in self._spec.items()
+            name: self._placed(array.shape, [rows[name] for rows in local])
+            for name, array in self._spec.items()
         }
 
     def _check_indices(self, name: str, parts: Sequence[np.ndarray]) -> None:
         """Checks indices here: on the devices, those beyond an array give NaN or another row."""
-        limit, least = self._limits[name], -1 if name == "targets" else 0  # -1 is not predicted
+        limit, minimum = self._limits[name], -1 if name == "targets" else 0  # -1 is not predicted
         for part in parts:
             for value in (part.min(initial=0), part.max(initial=0)):
-                if not least <= value < limit:
+                if not minimum <= value < limit:
                     raise InputError(
                         f"{name} has the index {value} in the data, but the model has {limit} (0 "
                         f"to {limit - 1}): use the data's tokenizer, and the model.vocab_size and "
@@ -68,9 +68,9 @@ class Placement:
                     )
 
     def _placed(self, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> jax.Array:
-        def device_rows(where: tuple[slice, ...] | None) -> np.ndarray:
-            assert where is not None, "batches are divided over all devices"
-            begin, end, _ = where[0].indices(shape[0])
+        def device_rows(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None, "batches are divided over all devices"
+            begin, end, _ = index[0].indices(shape[0])
             views = _rows(parts, begin - self._first, end - self._first)
             return self._copy_if_cpu(views[0]) if len(views) == 1 else np.concatenate(views)
 

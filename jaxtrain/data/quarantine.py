@@ -88,7 +88,7 @@ class Quarantine:
             if example.path not in known.paths:
                 self.add(example, during=during)
 
-    def found(self) -> set[str]:
+    def recorded(self) -> set[str]:
         """Returns the distinct inputs that all processes of this run have recorded.
 
         Reads what was added since the last call. If each host has a disk of its own, only those of
@@ -203,7 +203,7 @@ class BrokenFileLimit:
         return self._stop_reason
 
     def _check(self) -> str | None:
-        bad = self._quarantine.found() | {file.path for file in self._sources.bad}
+        bad = self._quarantine.recorded() | {file.path for file in self._sources.bad}
         if new := sorted(bad - self._reported):
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             self._say(f"broken input: {new[0]}{more}; see {self._quarantine.path} for the reason")

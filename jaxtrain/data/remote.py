@@ -190,16 +190,16 @@ def _cached_path(address: str, version: tuple[int, str] | None, cache_root: Path
 def _fetch(address: str, path: Path, flag: str, stop: threading.Event) -> None:
     """Fetches one file, which appears complete or not at all."""
     by_http = addresses.split(address).scheme in addresses.HTTP
-    what = f"{flag} {addresses.public(address)}"
+    subject = f"{flag} {addresses.public(address)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, alone=False)
         with appearing(path) as beside:
             if by_http:
-                _download(address, beside, what, stop)
+                _download(address, beside, subject, stop)
             else:
                 _download_from_bucket(address, beside, flag, stop)
-            _check_page(beside, what)
+            _check_page(beside, subject)
     except OSError as error:
         raise disk_trouble(
             error,
@@ -239,7 +239,7 @@ def _named(flag: str) -> Iterator[None]:
         raise type(error)(f"{flag} {error}") from None
 
 
-def _download(address: str, path: Path, what: str, stop: threading.Event) -> None:
+def _download(address: str, path: Path, subject: str, stop: threading.Event) -> None:
     """Writes the file at an http or https URL to a path.
 
     Args:
@@ -254,7 +254,7 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
     try:
         store = HTTPStore.from_url(url, client_options=options, retry_config=retries)
     except Exception:
-        raise InputError(f"{what} is not a valid URL: check its host and port") from None
+        raise InputError(f"{subject} is not a valid URL: check its host and port") from None
     received, version = 0, dict[str, Any]()
     with open(path, "wb") as file:
         for breaks in range(_BREAKS + 1):
@@ -267,13 +267,13 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
             except obstore.exceptions.NotSupportedError:  # the server has no ranges
                 answer = None
             except Exception as error:
-                raise _error(error, what, host) from None
+                raise _error(error, subject, host) from None
             if not received:
                 assert answer is not None, "only ranges are not supported"
                 version = {**answer.meta}
-                _check_kind(answer.attributes.get("Content-Type", ""), what)
+                _check_kind(answer.attributes.get("Content-Type", ""), subject)
                 cure = "free space there, or pass another folder with --data.cache_dir or "
-                check_room(path.parent, version["size"], what, f"{cure}$JAXTRAIN_CACHE")
+                check_room(path.parent, version["size"], subject, f"{cure}$JAXTRAIN_CACHE")
             elif answer is None or {**answer.meta} != version:
                 received = 0
                 file.seek(0)
@@ -293,42 +293,42 @@ def _download(address: str, path: Path, what: str, stop: threading.Event) -> Non
             if received == version["size"]:
                 return
     raise RunAgain(
-        f"{what} cannot be fetched: received {received:,} of {version['size']:,} bytes, after "
+        f"{subject} cannot be fetched: received {received:,} of {version['size']:,} bytes, after "
         f"{_BREAKS} broken connections: check the network, and start again"
     )
 
 
-def _error(error: Exception, what: str, host: str) -> InputError | RunAgain:
+def _error(error: Exception, subject: str, host: str) -> InputError | RunAgain:
     """Returns the error for a request that obstore does not retry, or no longer."""
     text = str(error)
     status = _STATUS.search(text)
     if status is None:
-        for cause, words in _CAUSES:
+        for cause, message in _CAUSES:
             if re.search(cause, text):
-                return InputError(f"{what} cannot be fetched: {words.format(host=host)}")
+                return InputError(f"{subject} cannot be fetched: {message.format(host=host)}")
         return RunAgain(
-            f"{what} cannot be fetched: the connection failed: check the URL and the network, and "
-            "start again"
+            f"{subject} cannot be fetched: the connection failed: check the URL and the network, "
+            "and start again"
         )
-    shown = f"HTTP {status[1].strip()}"
+    status_text = f"HTTP {status[1].strip()}"
     if status[2] in ("401", "403", "407"):
         return InputError(
-            f"{what}: {shown}: a presigned URL may have expired; for other files that require a "
-            "login, pass presigned URLs, or download them yourself"
+            f"{subject}: {status_text}: a presigned URL may have expired; for other files that "
+            "require a login, pass presigned URLs, or download them yourself"
         )
     if status[2] in ("408", "425", "429") or status[2].startswith("5"):
-        return RunAgain(f"{what} cannot be fetched: {shown}: start again later")
+        return RunAgain(f"{subject} cannot be fetched: {status_text}: start again later")
     cure = _REDIRECT if status[2].startswith("3") else "check the URL"
-    return InputError(f"{what} cannot be fetched: {shown}: {cure}")
+    return InputError(f"{subject} cannot be fetched: {status_text}: {cure}")
 
 
-def _check_kind(content_type: str, what: str) -> None:
+def _check_kind(content_type: str, subject: str) -> None:
     kind = content_type.partition(";")[0].strip().lower()
     if kind in ("text/html", "application/xhtml+xml"):
-        raise InputError(f"{what} is a web page ({kind}): {_BROWSE}")
+        raise InputError(f"{subject} is a web page ({kind}): {_BROWSE}")
 
 
-def _check_page(file: Path, what: str) -> None:
+def _check_page(file: Path, subject: str) -> None:
     """Raises InputError for what stands for a file, regardless of the announced content type."""
     if reason := stand_ins.of(file):
-        raise InputError(f"{what} is {reason}; or {_BROWSE}")
+        raise InputError(f"{subject} is {reason}; or {_BROWSE}")

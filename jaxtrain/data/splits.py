@@ -71,18 +71,18 @@ def common_depth(names: Sequence[str]) -> int:
     return sum(1 for _ in pairs)
 
 
-def says_side(part: str) -> Side | None:
+def says_side(name: str) -> Side | None:
     """Returns the side that a folder or a file without suffixes has as its name, up to a number."""
-    if part.lstrip("-_")[:1].lower() not in _INITIALS:  # most of a million
+    if name.lstrip("-_")[:1].lower() not in _INITIALS:  # most of a million
         return None
-    return _ALONE.get(_NUMBER.sub("", part.lower()).replace("-", "").replace("_", ""))
+    return _ALONE.get(_NUMBER.sub("", name.lower()).replace("-", "").replace("_", ""))
 
 
 def _alone(name: str, depth: int) -> Side | None:
     """Returns the side of the first word that is alone in a name, below some folders."""
     *folders, file = name.split("/")
-    for part in (*folders[depth:], file.partition(".")[0]):
-        if side := says_side(part):
+    for component in (*folders[depth:], file.partition(".")[0]):
+        if side := says_side(component):
             return side
     return None
 
@@ -101,7 +101,7 @@ def _inside(name: str) -> tuple[str, Side] | None:
     return f"{folder}/" + re.sub(r"\d+", "#", around), _WORDS[match.group().lower()]
 
 
-def seen(names: Sequence[str]) -> list[str]:
+def names_with_side(names: Sequence[str]) -> list[str]:
     """Returns the names with a word for a side, if not all of them have the same."""
     depth = common_depth(names)
     words = [_alone(name, depth) or ((mark := _inside(name)) and mark[1]) for name in names]
@@ -182,8 +182,8 @@ def decided(
     Args:
         all_train: whether ``data.val_path`` validates, so that no file is split.
     """
-    said = by_name(names)
-    if said is None and (ignored := seen(names)):
+    named_sides = by_name(names)
+    if named_sides is None and (ignored := names_with_side(names)):
         instead = "all files train" if all_train else "all files are split"
         fix = "name folders train, val and test" + ("" if all_train else ", or set data.val_path")
         say(
@@ -191,7 +191,7 @@ def decided(
             f"such as train or test, but do not say what trains and what validates, so {instead}: "
             f"{listed(ignored)}; {fix}"
         )
-    sides = list[Side | None](said or ["train"] * len(names))
+    sides = list[Side | None](named_sides or ["train"] * len(names))
     if all_train or "val" not in sides:
         return ["train" if side == "train" else "test" for side in sides]
     return sides

@@ -66,6 +66,6 @@ class ValidationRows:
                 self.quarantine.add(bad, during="validation", position=position)
         if example is None:
             example = {
-                name: np.zeros(part.shape[1:], part.dtype) for name, part in self.spec.items()
+                name: np.zeros(array.shape[1:], array.dtype) for name, array in self.spec.items()
             }
         return example | {sampler.WEIGHT: weight}

@@ -67,8 +67,8 @@ def choose(
     batch, shared = shared_batch_bytes(data, model, rows), _free(_SHARED_MEMORY)
     if data.workers is not None:
         text = f"data.workers {data.workers}"
-        held = most_batches(rows, data.workers, data.prefetch, devices, data.block)
-        need = batch * processes * held / 2**30
+        batches_held = most_batches(rows, data.workers, data.prefetch, devices, data.block)
+        need = batch * processes * batches_held / 2**30
         if data.workers and need > shared / 2**30:  # the system would kill them, perhaps much later
             text = (
                 f"warning: {text} needs up to {need:.1f} GiB of {_SHARED_MEMORY}, which has "
@@ -81,13 +81,13 @@ def choose(
     free, limited = machine.memory()
     left = _SHARE_OF_MEMORY * free / processes - PROGRAM_BYTES
     fit = functools.partial(chosen, data, available, rows=rows, devices=devices, on_cpu=on_cpu)
-    most, number = fit(), fit(batches=batches, memory=left, batch=batch)
+    by_cores, number = fit(), fit(batches=batches, memory=left, batch=batch)
     why = f"this process may use {available} CPU {'core' if available == 1 else 'cores'}"
-    if number < most:
-        where = "the container's limit leaves" if limited else "this host has"
+    if number < by_cores:
+        bound = "the container's limit leaves" if limited else "this host has"
         why += (
-            f", and {where} {free / 2**30:.1f} GiB of memory and {shared / 2**30:.1f} GiB of "
-            f"{_SHARED_MEMORY} free, too little for {formats.counted(most, 'worker')}"
+            f", and {bound} {free / 2**30:.1f} GiB of memory and {shared / 2**30:.1f} GiB of "
+            f"{_SHARED_MEMORY} free, too little for {formats.counted(by_cores, 'worker')}"
         )
     return WorkerCount(number, f"data.workers {number}, chosen for this host: {why}")
 
@@ -176,7 +176,7 @@ def most_batches(rows: int, workers: int, prefetch: int, devices: int, block: in
 def shared_batch_bytes(data: Any, model: Any, rows: int) -> int:
     """Returns the bytes of a batch of ``rows`` examples that are sent through shared memory."""
     spec = data.sent(data.training_model(model).batch_spec(rows), model)
-    sizes = (math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
+    sizes = (math.prod(array.shape) * array.dtype.itemsize for array in spec.values())
     return sum(size for size in sizes if size >= MIN_SHARED_BYTES)
 
 

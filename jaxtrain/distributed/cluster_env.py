@@ -77,18 +77,18 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
         InputError: variables are missing or contradict one another, SLURM allocated several tasks
             and this process is not one of them, or MPI started several processes.
     """
-    given = {name: value for name, value in environment.items() if value}
-    explicit = _explicit(given)
+    variables = {name: value for name, value in environment.items() if value}
+    explicit = _explicit(variables)
     if explicit is not None:
         return explicit if explicit.count > 1 else None
-    _refuse_mpi(given, "OMPI_COMM_WORLD_SIZE")
-    cluster = _slurm(given)
+    _refuse_mpi(variables, "OMPI_COMM_WORLD_SIZE")
+    cluster = _slurm(variables)
     if cluster is None:
-        _refuse_mpi(given, "PMI_SIZE")
-        cluster = _world(given)
+        _refuse_mpi(variables, "PMI_SIZE")
+        cluster = _world(variables)
     if cluster is not None:
         return cluster if cluster.count > 1 else None
-    if ADDRESS in given:
+    if ADDRESS in variables:
         raise InputError(
             f"{ADDRESS} is set, but not {COUNT} and {INDEX}: set all three for a run of several "
             "processes, or none for one process"
@@ -185,19 +185,19 @@ def _only_here(address: str) -> bool:
     return parsed.is_loopback or parsed.is_unspecified
 
 
-def _explicit(given: Mapping[str, str]) -> Cluster | None:
-    if COUNT not in given and INDEX not in given:
+def _explicit(variables: Mapping[str, str]) -> Cluster | None:
+    if COUNT not in variables and INDEX not in variables:
         return None
-    count = _number(given, COUNT, 1, None) if COUNT in given else None
+    count = _number(variables, COUNT, 1, None) if COUNT in variables else None
     if count == 1:
         return _alone()
     index, scheme, hosts = INDEX, f"{ADDRESS}, {COUNT}, and {INDEX}", None
-    if INDEX not in given and "JOB_COMPLETION_INDEX" in given:
+    if INDEX not in variables and "JOB_COMPLETION_INDEX" in variables:
         index, scheme, hosts = "JOB_COMPLETION_INDEX", "a Kubernetes job", count
     needed = (ADDRESS, COUNT, index)
-    missing = [name for name in needed if name not in given]
+    missing = [name for name in needed if name not in variables]
     if missing or count is None:
-        is_set = [name for name in needed if name in given]
+        is_set = [name for name in needed if name in variables]
         raise InputError(
             f"{' and '.join(is_set)} {'is' if len(is_set) == 1 else 'are'} set, but not "
             f"{' and '.join(missing)}: set all three for a run of several processes, or none for "
@@ -205,55 +205,55 @@ def _explicit(given: Mapping[str, str]) -> Cluster | None:
         )
     return Cluster(
         scheme=scheme,
-        coordinator=_address(given, ADDRESS),
+        coordinator=_address(variables, ADDRESS),
         source=ADDRESS,
         count=count,
-        index=_number(given, index, 0, count, of=COUNT),
+        index=_number(variables, index, 0, count, of=COUNT),
         hosts=hosts,
-        devices=_devices(given, 0, 1),
+        devices=_devices(variables, 0, 1),
     )
 
 
-def _refuse_mpi(given: Mapping[str, str], size: str) -> None:
-    if _number(given, size, 1, None, default=1) > 1:
+def _refuse_mpi(variables: Mapping[str, str], size: str) -> None:
+    if _number(variables, size, 1, None, default=1) > 1:
         raise InputError(
-            f"{size} is {given[size]}, but MPI's processes are not detected: use a launcher in "
+            f"{size} is {variables[size]}, but MPI's processes are not detected: use a launcher in "
             f"launch/, or set {ADDRESS}, {COUNT}, and {INDEX} for each process"
         )
 
 
-def _slurm(given: Mapping[str, str]) -> Cluster | None:
-    if "SLURM_STEP_NUM_TASKS" not in given:
+def _slurm(variables: Mapping[str, str]) -> Cluster | None:
+    if "SLURM_STEP_NUM_TASKS" not in variables:
         # A batch script and a shell in an allocation have the job's variables; a task also has its
         # step's. A job may have no number of tasks, but always has a number of nodes.
         for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
-            if "SLURM_JOB_ID" in given and _number(given, name, 1, None, default=1) > 1:
+            if "SLURM_JOB_ID" in variables and _number(variables, name, 1, None, default=1) > 1:
                 raise InputError(
-                    f"{name} is {given[name]}, but srun did not start this process: start the "
+                    f"{name} is {variables[name]}, but srun did not start this process: start the "
                     f"command with srun, or set {COUNT}=1 to train with this one process"
                 )
         return None
-    count = _number(given, "SLURM_STEP_NUM_TASKS", 1, None)
+    count = _number(variables, "SLURM_STEP_NUM_TASKS", 1, None)
     # Within a step, mpiexec may have started this process, which is not one of SLURM's tasks.
-    if "MPI_LOCALNRANKS" in given and given.get("PMI_SIZE") != str(count):
-        _refuse_mpi(given, "PMI_SIZE")
+    if "MPI_LOCALNRANKS" in variables and variables.get("PMI_SIZE") != str(count):
+        _refuse_mpi(variables, "PMI_SIZE")
     if count == 1:
         return _alone()
     needed = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
-    _need(given, "srun", "SLURM_STEP_NUM_TASKS", needed)
+    _need(variables, "srun", "SLURM_STEP_NUM_TASKS", needed)
     # Each step and each start of a requeued job takes another port: the last may still be in use.
     number = (
-        _number(given, "SLURM_JOB_ID", 0, None)
-        + 97 * _number(given, "SLURM_STEP_ID", 0, None, default=0)
-        + 389 * _number(given, "SLURM_RESTART_COUNT", 0, None, default=0)
+        _number(variables, "SLURM_JOB_ID", 0, None)
+        + 97 * _number(variables, "SLURM_STEP_ID", 0, None, default=0)
+        + 389 * _number(variables, "SLURM_RESTART_COUNT", 0, None, default=0)
     )
-    first = _first_host(given["SLURM_STEP_NODELIST"])
+    first = _first_host(variables["SLURM_STEP_NODELIST"])
     coordinator, source = f"{first}:{_port(number)}", "SLURM_STEP_NODELIST"
-    if ADDRESS in given:
-        coordinator, source = _address(given, ADDRESS), ADDRESS
-    index = _number(given, "SLURM_PROCID", 0, count, of="SLURM_STEP_NUM_TASKS")
-    hosts = _number(given, "SLURM_STEP_NUM_NODES", 1, None, default=1)
-    local = _tasks_of_node(given, _number(given, "SLURM_NODEID", 0, None, default=0))
+    if ADDRESS in variables:
+        coordinator, source = _address(variables, ADDRESS), ADDRESS
+    index = _number(variables, "SLURM_PROCID", 0, count, of="SLURM_STEP_NUM_TASKS")
+    hosts = _number(variables, "SLURM_STEP_NUM_NODES", 1, None, default=1)
+    local = _tasks_of_node(variables, _number(variables, "SLURM_NODEID", 0, None, default=0))
     return Cluster(
         scheme="SLURM",
         coordinator=coordinator,
@@ -261,32 +261,32 @@ def _slurm(given: Mapping[str, str]) -> Cluster | None:
         count=count,
         index=index,
         hosts=hosts,
-        devices=_devices(given, _number(given, "SLURM_LOCALID", 0, None), local),
+        devices=_devices(variables, _number(variables, "SLURM_LOCALID", 0, None), local),
     )
 
 
-def _world(given: Mapping[str, str]) -> Cluster | None:
-    if given.get("WORLD_SIZE", "1") == "1":
+def _world(variables: Mapping[str, str]) -> Cluster | None:
+    if variables.get("WORLD_SIZE", "1") == "1":
         return None  # a notebook's pod may set it to 1 without a distributed run
-    count = _number(given, "WORLD_SIZE", 1, None, cure="unset it to train with one process")
-    names = ("RANK",) if ADDRESS in given else ("RANK", "MASTER_ADDR", "MASTER_PORT")
-    _need(given, "the platform", "WORLD_SIZE", names)
-    if ADDRESS in given:
-        coordinator, source = _address(given, ADDRESS), ADDRESS
+    count = _number(variables, "WORLD_SIZE", 1, None, cure="unset it to train with one process")
+    names = ("RANK",) if ADDRESS in variables else ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    _need(variables, "the platform", "WORLD_SIZE", names)
+    if ADDRESS in variables:
+        coordinator, source = _address(variables, ADDRESS), ADDRESS
     else:
-        port = _number(given, "MASTER_PORT", 1, 65536)
-        host = given["MASTER_ADDR"]
+        port = _number(variables, "MASTER_PORT", 1, 65536)
+        host = variables["MASTER_ADDR"]
         coordinator = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         source = "MASTER_ADDR and MASTER_PORT"
-    local = _number(given, "LOCAL_WORLD_SIZE", 1, None, default=1)
+    local = _number(variables, "LOCAL_WORLD_SIZE", 1, None, default=1)
     return Cluster(
         scheme="WORLD_SIZE and RANK",
         coordinator=coordinator,
         source=source,
         count=count,
-        index=_number(given, "RANK", 0, count, of="WORLD_SIZE"),
+        index=_number(variables, "RANK", 0, count, of="WORLD_SIZE"),
         hosts=-(-count // local),
-        devices=_devices(given, _number(given, "LOCAL_RANK", 0, None, default=0), local),
+        devices=_devices(variables, _number(variables, "LOCAL_RANK", 0, None, default=0), local),
     )
 
 
@@ -294,48 +294,50 @@ def _alone() -> Cluster:
     return Cluster(scheme="", coordinator="", source="", count=1, index=0, hosts=1, devices=[])
 
 
-def _need(given: Mapping[str, str], who: str, because: str, names: tuple[str, ...]) -> None:
-    missing = [name for name in names if name not in given]
+def _need(variables: Mapping[str, str], who: str, because: str, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in variables]
     if missing:
         raise InputError(
-            f"{because} is {given[because]}, but {' and '.join(missing)} "
+            f"{because} is {variables[because]}, but {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set: start every process with {who}, "
             f"which sets all of them, or unset {because} to train with one process"
         )
 
 
 def _number(
-    given: Mapping[str, str],
+    variables: Mapping[str, str],
     name: str,
-    least: int,
+    minimum: int,
     below: int | None,
     *,
     of: str = "",
     default: int | None = None,
     cure: str = "",
 ) -> int:
-    """Parses a variable as a number from ``least`` to ``below - 1``; ``of`` set that limit."""
-    text = given.get(name, "1" if default is None else str(default))
-    invalid = not (text.isascii() and text.isdecimal()) or int(text) < least
+    """Parses a variable as a number from ``minimum`` to ``below - 1``; ``of`` set that limit."""
+    text = variables.get(name, "1" if default is None else str(default))
+    invalid = not (text.isascii() and text.isdecimal()) or int(text) < minimum
     if invalid or (below is not None and int(text) >= below):
-        what = f"an integer, at least {least}"
+        requirement = f"an integer, at least {minimum}"
         if below is not None:
-            what = f"an integer from {least} to {below - 1}"
+            requirement = f"an integer from {minimum} to {below - 1}"
         if of:
-            what += f", because {of} is {given[of]}"
-        raise InputError(f"{name} is {text!r}; it must be {what}" + (f": {cure}" if cure else ""))
+            requirement += f", because {of} is {variables[of]}"
+        raise InputError(
+            f"{name} is {text!r}; it must be {requirement}" + (f": {cure}" if cure else "")
+        )
     return int(text)
 
 
-def _address(given: Mapping[str, str], name: str) -> str:
-    host, colon, port = given[name].rpartition(":")
+def _address(variables: Mapping[str, str], name: str) -> str:
+    host, colon, port = variables[name].rpartition(":")
     # An IPv6 address needs brackets: its last group could be taken for the port.
     plain = host.startswith("[") or ":" not in host
     if not (colon and host and plain and port.isdecimal() and 0 < int(port) < 65536):
         raise InputError(
-            f"{name} is {given[name]!r}; it must be HOST:PORT of process 0, such as node1:12345"
+            f"{name} is {variables[name]!r}; it must be HOST:PORT of process 0, such as node1:12345"
         )
-    return given[name]
+    return variables[name]
 
 
 def _port(number: int) -> int:
@@ -348,28 +350,28 @@ def _first_host(nodes: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
 
 
-def _tasks_of_node(given: Mapping[str, str], node: int) -> int:
+def _tasks_of_node(variables: Mapping[str, str], node: int) -> int:
     """Returns how many tasks a node has; SLURM folds equal counts, as in "2(x3),1"."""
     counts: list[int] = []
-    for run in given.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
+    for run in variables.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", run)
         if match:
             counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else 1
 
 
-def _devices(given: Mapping[str, str], local_index: int, local_count: int) -> list[int]:
+def _devices(variables: Mapping[str, str], local_index: int, local_count: int) -> list[int]:
     """Returns a process's GPUs: empty for all of its node, or its part if it shares the node."""
-    asked = given.get("JAX_LOCAL_DEVICE_IDS")
-    if asked is not None:
-        if not re.fullmatch(r"\d+(,\d+)*", asked):
+    device_ids = variables.get("JAX_LOCAL_DEVICE_IDS")
+    if device_ids is not None:
+        if not re.fullmatch(r"\d+(,\d+)*", device_ids):
             raise InputError(
-                f"JAX_LOCAL_DEVICE_IDS is {asked!r}; it must list GPU indices, such as 0,1,2,3"
+                f"JAX_LOCAL_DEVICE_IDS is {device_ids!r}; it must list GPU indices, such as 0,1,2,3"
             )
-        return [int(device) for device in asked.split(",")]
-    if local_count == 1 or "SLURM_GPUS_PER_TASK" in given:
+        return [int(device) for device in device_ids.split(",")]
+    if local_count == 1 or "SLURM_GPUS_PER_TASK" in variables:
         return []  # the task sees only its own GPUs, numbered from 0
-    visible = given.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if visible == [""]:
         return [local_index]
     share = len(visible) // local_count

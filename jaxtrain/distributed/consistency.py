@@ -59,14 +59,14 @@ def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]
     }
 
 
-def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
+def compare(facts_of_processes: list[Mapping[str, Mapping[str, str]]]) -> str:
     """Returns a sentence that names each difference, its values, and its processes; or ""."""
     differences: list[str] = []
     cures: list[str] = []
     for kind, cure in _CURES.items():
-        names = dict.fromkeys(name for facts in every for name in facts.get(kind, {}))
+        names = dict.fromkeys(name for facts in facts_of_processes for name in facts.get(kind, {}))
         for name in names:
-            values = [facts.get(kind, {}).get(name, "(absent)") for facts in every]
+            values = [facts.get(kind, {}).get(name, "(absent)") for facts in facts_of_processes]
             # Only the code's digest is compared; the commit after it is for the reader.
             if len({value.split(" ", 1)[0] if kind == "code" else value for value in values}) > 1:
                 differences.append(f"{name} is {_by_process(values)}")
@@ -111,7 +111,7 @@ def code_files(run: config.Run) -> dict[str, Path]:
     """
     package = Path(__file__).parents[1]
     files = {f"jaxtrain/{path.relative_to(package)}": path for path in package.rglob("*.py")}
-    own = [Path(inspect.getfile(type(part))) for part in (run.model, run.data)]
+    own = [Path(inspect.getfile(type(section))) for section in (run.model, run.data)]
     for module in list(sys.modules.values()):
         if str(getattr(module, "__name__", "")).startswith(config_files.MODULE):
             own.append(Path(str(module.__file__)))

@@ -191,10 +191,10 @@ class Heartbeat:
         return final[0] if final else (left[0][0], RUN_AGAIN) if left else None
 
 
-def _line(status: dict[str, Any], since: float, now: float) -> str:
+def _line(status: dict[str, Any], beat_at: float, now: float) -> str:
     step = "no step" if status["step"] is None else f"step {status['step']}"
     left = f", left with exit code {status['left']}" if "left" in status else ""
-    return f"{status['phase']}, {step} done, heartbeat {now - since:.0f} s ago{left}"
+    return f"{status['phase']}, {step} done, heartbeat {now - beat_at:.0f} s ago{left}"
 
 
 def _exit(reason: str, code: int) -> None:

@@ -35,19 +35,19 @@ _POLL_S = (0.01, 0.5)  # at first, and at most
 
 @contextlib.contextmanager
 def announced(
-    what: Callable[[], str], say: Callable[[str], None] = terminal.warn
+    describe: Callable[[], str], say: Callable[[str], None] = terminal.warn
 ) -> Iterator[None]:
     """Prints what the body waits for if it takes long, and again every minute.
 
     Args:
-        what: describes it, such as ``"process 3 of 4"``; called from another thread.
+        describe: describes it, such as ``"process 3 of 4"``; called from another thread.
     """
     began, over = time.monotonic(), threading.Event()
 
     def watch() -> None:
         pause_s = ANNOUNCE_AFTER_S
         while not over.wait(pause_s):
-            say(f"waiting for {what()} ({time.monotonic() - began:.0f} s so far)")
+            say(f"waiting for {describe()} ({time.monotonic() - began:.0f} s so far)")
             pause_s = ANNOUNCE_AGAIN_S
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -277,18 +277,18 @@ class Votes:
             # No process reads these any more: all have voted at the start of the save after them.
             self._store.forget(f"{self._topic}/{self._save - 2}")
 
-    def agree(self, part: str, failure: str) -> str:
-        """Votes on whether a part worked in this process; returns whether it did in all of them.
+    def agree(self, stage: str, failure: str) -> str:
+        """Votes on whether a stage worked in this process; returns whether it did in all of them.
 
         Returns:
             The failure of the first process that has one; "" if it worked everywhere.
         """
         if self._alone:
             return failure
-        self._vote(part, failure)
-        topic, outcome = f"{self._topic}/{self._save}", f"{part}/outcome"
+        self._vote(stage, failure)
+        topic, outcome = f"{self._topic}/{self._save}", f"{stage}/outcome"
         if self._store.index == 0:
-            failure = self._count(part, give_up_early=False)
+            failure = self._count(stage, give_up_early=False)
             self._store.publish(f"{topic}/{outcome}", failure)
             return failure
         pauses = _pauses()
@@ -310,22 +310,22 @@ class Votes:
         if failure:
             raise FailedElsewhere(failure)
 
-    def _vote(self, part: str, failure: str) -> None:
+    def _vote(self, stage: str, failure: str) -> None:
         if failure and not failure.startswith("process "):
             failure = f"process {self._store.index}: {failure}"
-        self._store.publish(f"{self._topic}/{self._save}/{part}", failure)
+        self._store.publish(f"{self._topic}/{self._save}/{stage}", failure)
 
-    def _count(self, part: str, *, give_up_early: bool) -> str:
+    def _count(self, stage: str, *, give_up_early: bool) -> str:
         deadline, pauses = time.monotonic() + self._timeout_s, _pauses()
         while True:
             texts = self._store.below(f"{self._topic}/{self._save}")
             votes = {
                 process: texts[vote]
                 for process in range(self._store.count)
-                if (vote := f"{part}/{process}") in texts
+                if (vote := f"{stage}/{process}") in texts
             }
             complete = len(votes) == self._store.count
-            # A process that failed in an earlier part does not vote on this one.
+            # A process that failed in an earlier stage does not vote on this one.
             counted = texts if give_up_early else votes if complete else {}
             failure = next(filter(None, counted.values()), "")
             if failure or complete:

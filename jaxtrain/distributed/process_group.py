@@ -169,21 +169,21 @@ def wait_for_all(event: str, timeout_s: float = _LONGEST_WAIT_S) -> None:
     key_value.of_run().barrier(event, timeout_s)
 
 
-def gather(what: str, text: str, timeout_s: float = _LONGEST_WAIT_S) -> list[str]:
+def gather(topic: str, text: str, timeout_s: float = _LONGEST_WAIT_S) -> list[str]:
     """Returns the texts of all processes, in process order.
 
     Raises:
         RunAgain: a process gave none.
     """
-    return key_value.of_run().gather(what, text, timeout_s)
+    return key_value.of_run().gather(topic, text, timeout_s)
 
 
-def check_same(what: str, value: str, cure: str) -> None:
+def check_same(topic: str, value: str, cure: str) -> None:
     """Checks that every process has the same value."""
-    values = gather(what, value)
+    values = gather(topic, value)
     if len(set(values)) > 1:
         listing = ", ".join(f"process {process}: {value}" for process, value in enumerate(values))
-        raise InputError(f"the processes see different {what} ({listing}): {cure}")
+        raise InputError(f"the processes see different {topic} ({listing}): {cure}")
 
 
 def process_zero_decides(decide: Callable[[], str]) -> str:

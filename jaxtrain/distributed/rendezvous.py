@@ -48,7 +48,7 @@ _LISTED = 32  # callers in a message
 class _Caller:
     index: int
     count: int
-    where: str
+    location: str
     call: str
     connection: socket.socket
 
@@ -107,15 +107,15 @@ class _Call:
             return self._once()
         except OSError as error:  # such as process 0 not listening yet, or being restarted
             taken = cluster.index == 0 and not self.listens
-            what = self._in_use() if taken else self._not_found(error.strerror or str(error))
+            message = self._in_use() if taken else self._not_found(error.strerror or str(error))
             waits_for = f"process 0, which does not answer at {cluster.coordinator}"
         except _Foreign:  # such as jax's service of a run that is ending
-            what = self._in_use()
+            message = self._in_use()
             waits_for = f"process 0 at {cluster.coordinator}: another program answers there"
         if not self.listens:
             self.waits_for = waits_for
         if time.monotonic() > self.deadline:
-            return _Answer(what, again=True, heard=False)
+            return _Answer(message, again=True, heard=False)
         self.ended.wait(_LOOK_EVERY_S)
         return None
 
@@ -126,7 +126,7 @@ class _Call:
             if _parsed(line).get("jaxtrain") != "who":
                 raise _Foreign
             identity = {"jaxtrain": "here", "index": cluster.index, "count": cluster.count}
-            to.sendall(_line(identity | {"where": _where(), "call": self.id}))
+            to.sendall(_line(identity | {"where": _own_location(), "call": self.id}))
             if cluster.index > 0:
                 self.waits_for = (
                     f"the other processes; this one has reached process 0 at {cluster.coordinator}"
@@ -146,7 +146,7 @@ class _Call:
             f"{cluster.index} too, or another program uses the port: end it, or use another port"
         )
 
-    def _not_found(self, what: str) -> str:
+    def _not_found(self, reason: str) -> str:
         cluster = self._cluster
         self_hint = ""
         if cluster_env.is_loopback(cluster.host):
@@ -155,8 +155,8 @@ class _Call:
             )
         return (
             f"process {cluster.index} on {socket.gethostname()} found no process 0 at "
-            f"{cluster.coordinator}{self_hint} within {self.patience_s:.0f} s ({what}): check that "
-            f"process 0 runs on that host, and that no firewall blocks port {cluster.port}"
+            f"{cluster.coordinator}{self_hint} within {self.patience_s:.0f} s ({reason}): check "
+            f"that process 0 runs on that host, and that no firewall blocks port {cluster.port}"
         )
 
 
@@ -186,7 +186,7 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
     accepting = threading.Thread(target=accept, daemon=True)
     accepting.start()
     threading.Thread(target=call_myself, daemon=True).start()
-    status, since = (False, ""), time.monotonic()
+    status, changed_at = (False, ""), time.monotonic()
     verdict: _Answer | None = None
     try:
         while verdict is None:
@@ -202,12 +202,12 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
             )
             now = time.monotonic()
             if (complete, complaint) != status:
-                status, since = (complete, complaint), now
+                status, changed_at = (complete, complaint), now
             if complaint:
-                if complete or now - since > _LATE_S:
+                if complete or now - changed_at > _LATE_S:
                     verdict = _Answer(complaint, again=False, heard=False)
             elif complete:
-                if now - since > _LINGER_S:
+                if now - changed_at > _LINGER_S:
                     verdict = _Answer("", again=False, heard=False)
             elif own_answers and own_answers[0].message and own_answers[0].heard:
                 verdict = own_answers[
@@ -239,8 +239,8 @@ def _identified(connection: socket.socket, ended: Callable[[], bool]) -> _Caller
     if identity.get("jaxtrain") != "here" or type(index) is not int or type(count) is not int:
         return None
     connection.setblocking(False)
-    where, call = _printable(str(identity.get("where"))), str(identity.get("call"))
-    return _Caller(index, count, where, call, connection)
+    location, call = _printable(str(identity.get("where"))), str(identity.get("call"))
+    return _Caller(index, count, location, call, connection)
 
 
 def _complaint(cluster: Cluster, callers: list[_Caller]) -> str:
@@ -249,19 +249,21 @@ def _complaint(cluster: Cluster, callers: list[_Caller]) -> str:
     for caller in callers:
         if caller.count != cluster.count:
             return (
-                f"process {caller.index} ({caller.where}) expects {caller.count} processes, "
-                f"process 0 ({_where()}) expects {cluster.count}: start all with the same number"
+                f"process {caller.index} ({caller.location}) expects {caller.count} processes, "
+                f"process 0 ({_own_location()}) expects {cluster.count}: start all with the same "
+                "number"
             )
         if not 0 <= caller.index < cluster.count:
             return (
-                f"process {caller.index} ({caller.where}) is outside the {cluster.count} processes "
-                f"of this run: number them from 0 to {cluster.count - 1}"
+                f"process {caller.index} ({caller.location}) is outside the {cluster.count} "
+                f"processes of this run: number them from 0 to {cluster.count - 1}"
             )
         other = by_index.setdefault(caller.index, caller)
         if other is not caller:
             return (
-                f"two processes are both process {caller.index} of {cluster.count} ({other.where}; "
-                f"{caller.where}): give each its own number, from 0 to {cluster.count - 1}"
+                f"two processes are both process {caller.index} of {cluster.count} "
+                f"({other.location}; {caller.location}): give each its own number, from 0 to "
+                f"{cluster.count - 1}"
             )
     return ""
 
@@ -272,9 +274,9 @@ def _absent(cluster: Cluster, callers: list[_Caller], call: _Call) -> str:
             f"process 0 runs on {socket.gethostname()}, but {cluster.coordinator} (from "
             f"{cluster.source}) does not lead there: set the address of process 0's host"
         )
-    where = {caller.index: caller.where for caller in callers}
-    missing = [str(index) for index in range(cluster.count) if index not in where]
-    present = [f"{index}: {text}" for index, text in sorted(where.items())]
+    locations = {caller.index: caller.location for caller in callers}
+    missing = [str(index) for index in range(cluster.count) if index not in locations]
+    present = [f"{index}: {text}" for index, text in sorted(locations.items())]
     return (
         f"of {cluster.count} processes, these did not reach {cluster.coordinator} within "
         f"{call.patience_s:.0f} s: {_listed(missing, ', ')} (present: {_listed(present, '; ')}): "
@@ -382,5 +384,5 @@ def _printable(text: str) -> str:
     )
 
 
-def _where() -> str:
+def _own_location() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"

@@ -159,33 +159,33 @@ class Watchdog:
 
     def _overdue(self) -> str | None:
         after = "" if self._step is None else f" after step {self._step}"
-        where = f"{after} in process {self._heartbeat.process}"
+        context = f"{after} in process {self._heartbeat.process}"
         if self._end_at is not None and self._now() >= self._end_at:
-            return f"the run did not end within loop.stop_timeout_s of the signal{where}"
+            return f"the run did not end within loop.stop_timeout_s of the signal{context}"
         name, limit_s = self._limit()
         if limit_s is None or self._now() < self._last_beat + limit_s:
             return None
-        what = f"{name} did not end" if name else "no step ended"
-        return f"hung: {what} within {limit_s:g} s{where}"
+        event = f"{name} did not end" if name else "no step ended"
+        return f"hung: {event} within {limit_s:g} s{context}"
 
     def _report(self, reason: str, code: int) -> None:
         if code != RUN_AGAIN:  # that process has printed why
             self._say(f"error: {reason}; ending this process, too", code)
             return
         head = "\n".join((reason, *self._heartbeat.table(), "", ""))
-        where = "stacks of all threads above"
+        stacks = "stacks of all threads above"
         if self._directory is None:
             _dump(head, sys.stderr)
         else:
             path = self._directory / f"hang-{self._heartbeat.process}.txt"
-            where = f"stacks of all threads in {path}"
+            stacks = f"stacks of all threads in {path}"
             try:
                 with path.open("w") as file:
                     _dump(head, file)
             except OSError as error:
-                where = f"no stacks: {path} could not be written ({error.strerror})"
+                stacks = f"no stacks: {path} could not be written ({error.strerror})"
         self._say(
-            f"{reason}; {where}; exit code {code}: run the same command with --resume latest", code
+            f"{reason}; {stacks}; exit code {code}: run the same command with --resume latest", code
         )
 
 

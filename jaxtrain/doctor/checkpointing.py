@@ -92,8 +92,8 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
             "free space there (a quota may apply), or set another --output-dir",
         )
     except OSError as error:
-        what = f"no checkpoint can be written at {folder.parent}"
-        raise disk_trouble(error, what, "set another --output-dir") from error
+        trouble = f"no checkpoint can be written at {folder.parent}"
+        raise disk_trouble(error, trouble, "set another --output-dir") from error
     finally:
         if subject.store.index == 0 or subject.url is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -101,8 +101,8 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
 
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     own_size = min(largest, free_bytes(folder) // 3)  # two exist at a time
-    most = min(map(int, subject.store.gather("checkpoint size", str(own_size), ANSWER_S)))
-    target = _part(subject.built.saved, most)
+    limit_bytes = min(map(int, subject.store.gather("checkpoint size", str(own_size), ANSWER_S)))
+    target = _subset(subject.built.saved, limit_bytes)
     written, total = _bytes(target), subject.state_bytes
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
@@ -139,8 +139,8 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
         f", verified, read back in {read_s:.2f} s ({large(written / read_s, 'B/s')}), and equal: "
     )
     predicted = f"{total * write_s / written:.0f} s to write (predicted)"
-    part = f"a part of the state; all {size(total)} would take {predicted}"
-    yield ok(seen + (part if written < total else "the config's complete state"))
+    extent = f"a part of the state; all {size(total)} would take {predicted}"
+    yield ok(seen + (extent if written < total else "the config's complete state"))
 
 
 class _NoUploads:
@@ -158,13 +158,13 @@ class _NoUploads:
         return set()
 
 
-def _part(target: State, most: int) -> State:
-    """Returns the state, or parameters of at most ``most`` bytes if it is larger."""
-    if _bytes(target) <= most:
+def _subset(target: State, limit_bytes: int) -> State:
+    """Returns the state, or parameters of at most ``limit_bytes`` bytes if it is larger."""
+    if _bytes(target) <= limit_bytes:
         return target
     params, taken = {}, 0
     for name, leaf in sorted(target.params.items(), key=lambda item: -_bytes(item[1])):
-        if taken + _bytes(leaf) <= most:
+        if taken + _bytes(leaf) <= limit_bytes:
             params[name] = leaf
             taken += _bytes(leaf)
     return dataclasses.replace(target, params=params, extras={}, opt=())

@@ -112,10 +112,10 @@ def all_reduce(
         f"an all-reduce of {4 * length / 2**20:.0f} MiB over {count} devices is exact, at "
         f"{rate / 1e9:.2f} GB/s of bus bandwidth (measured)"
     )
-    yield judged_reduce(seen, rate, devices[0].device_kind, count // processes, processes)
+    yield judge_reduce(seen, rate, devices[0].device_kind, count // processes, processes)
 
 
-def judged_reduce(
+def judge_reduce(
     seen: str, rate: float, device_kind: str, per_process: int, processes: int
 ) -> Finding:
     """Compares the rate with the speed of the card's links, if that is known."""
@@ -123,9 +123,9 @@ def judged_reduce(
     if card is None:
         return ok(seen)
     across = min(card.link_rate, card.node_rate * per_process)
-    link, where = (card.link_rate, "in the node") if processes == 1 else (across, "between nodes")
+    link, extent = (card.link_rate, "in the node") if processes == 1 else (across, "between nodes")
     seen += (
-        f", {rate / link:.0%} of {link / 1e9:.0f} GB/s {where} ({_SLOW_REDUCE:.0%} is enough: "
+        f", {rate / link:.0%} of {link / 1e9:.0f} GB/s {extent} ({_SLOW_REDUCE:.0%} is enough: "
         "assumed)"
     )
     if rate >= _SLOW_REDUCE * link:
@@ -160,13 +160,13 @@ def rates(
     gpus = [gpu for text in texts for gpu in json.loads(text)]
     if not gpus:
         return
-    for number, what in enumerate(("bf16 matmuls at {:,.0f} TFLOP/s", "copies at {:,.0f} GB/s")):
+    for number, label in enumerate(("bf16 matmuls at {:,.0f} TFLOP/s", "copies at {:,.0f} GB/s")):
         measured = [peaks[number] for _, peaks in gpus]
         median = statistics.median(measured)
         slow = [(name, peaks[number]) for name, peaks in gpus if peaks[number] < _SLOW_GPU * median]
         for name, rate in slow:
             yield warning(
-                f"{name}: {what.format(rate)}, against {median:,.0f} in the median of {len(gpus)} "
+                f"{name}: {label.format(rate)}, against {median:,.0f} in the median of {len(gpus)} "
                 "GPUs (measured)",
                 "every step waits for it: check its temperature, power limit, and other programs "
                 "with nvidia-smi -q, or exclude it with CUDA_VISIBLE_DEVICES",
@@ -174,7 +174,7 @@ def rates(
         if not slow:
             yield ok(
                 f"{counted(len(gpus), 'GPU')}, measured one by one: "
-                f"{what.format(min(measured))} or more"
+                f"{label.format(min(measured))} or more"
             )
 
 
@@ -207,13 +207,13 @@ def links(devices: Sequence[jax.Device], store: KeyValueStore, host: str) -> Ite
         jax.block_until_ready(swap(rows))  # the processes meet, and may have to connect
         seconds = min(_seconds(functools.partial(swap, rows)))
         times = store.gather("link", repr(seconds), 3 * ANSWER_S)
-        both = [
+        pair_times = [
             float(text)
             for text, (machine, _) in zip(times, processes, strict=True)
             if machine in (first, second)
         ]
-        rates[names[first], names[second]] = len(permutation) // 2 * sent / max(both)
-    yield judged_links(rates)
+        rates[names[first], names[second]] = len(permutation) // 2 * sent / max(pair_times)
+    yield judge_links(rates)
 
 
 def owner(device: jax.Device, processes: Sequence[Sequence[str]]) -> str:
@@ -239,7 +239,7 @@ def exchange(over: NamedSharding, permutation: Sequence[tuple[int, int]]) -> Any
     return jax.jit(jax.shard_map(send, mesh=over.mesh, in_specs=over.spec, out_specs=over.spec))
 
 
-def judged_links(rates: Mapping[tuple[str, str], float]) -> Finding:
+def judge_links(rates: Mapping[tuple[str, str], float]) -> Finding:
     """Names the pairs that are slow in bytes/s, and the host that is in two of them."""
     # A slow host has two of the links, of three hosts most of them. So the median does not help.
     usual = sorted(rates.values())[-1 - len(rates) // 4]

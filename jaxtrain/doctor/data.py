@@ -117,13 +117,13 @@ def trial(subject: Subject, sources: Sources) -> Iterator[Finding]:
             seed=run.seed,
             quarantine=quarantine,
         )
-        more = sorted(quarantine.found() - {bad.path for bad in sources.bad})
-    yield judged(rate, machine.cores())
+        more = sorted(quarantine.recorded() - {bad.path for bad in sources.bad})
+    yield judge(rate, machine.cores())
     if more:
         yield _broken(f"the trial found {len(more)} more broken files", more)
 
 
-def judged(rate: Rate, cores: int) -> Finding:
+def judge(rate: Rate, cores: int) -> Finding:
     """Reports the loader's rate."""
     workers, core = counted(rate.workers, "worker"), _number(rate.of_a_core)
     if rate.examples_per_second is not None:

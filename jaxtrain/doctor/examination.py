@@ -50,8 +50,8 @@ def examine(request: Mapping[str, Any], limit_s: float = LIMIT_S) -> Iterator[Ev
     group = "start"
     scratch: list[str] = []
 
-    def ended(how: str, cure: str) -> Finding:
-        seen = f"{how}; no later check was made"
+    def ended(event: str, cure: str) -> Finding:
+        seen = f"{event}; no later check was made"
         return dataclasses.replace(problem(seen, cure), group=group, check="time")
 
     try:
@@ -103,13 +103,13 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
 
     run = config.load(request["config"], request["overrides"])
     short = cards.card_of_config(run.name)
-    given = request["output_dir"]
+    output_dir = request["output_dir"]
     url = None
-    if given is not None and bucket.is_bucket(given):
-        url = bucket.normalized(given, "--output-dir")
+    if output_dir is not None and bucket.is_bucket(output_dir):
+        url = bucket.normalized(output_dir, "--output-dir")
         output = remote.stage(url, cache.root(run.data.cache_dir))
     else:
-        output = expanded(given) if given else run_directory.ROOT / run.name
+        output = expanded(output_dir) if output_dir else run_directory.ROOT / run.name
     send({"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}})
     subject = Subject(
         run=run,
@@ -117,7 +117,7 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
         output=output.absolute(),
         url=url,
         resumes=resume.is_expected(
-            request["resume"], output if given else None, run_directory.ROOT
+            request["resume"], output if output_dir else None, run_directory.ROOT
         ),
         simulate_devices=request["simulate_devices"],
         driver=hardware.driver(),
@@ -137,7 +137,7 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
         "collective": lambda: collectives.checks(subject),
         "data": lambda: data.checks(subject),
         "checkpoint": lambda: checkpointing.checks(subject),
-        "others": lambda: {"findings": lambda: hosts.others(subject.store, findings)},
+        "others": lambda: {"findings": lambda: hosts.of_other_processes(subject.store, findings)},
     }
     for group, checks in groups.items():
         send({"group": group})

@@ -98,7 +98,7 @@ def shared_storage(subject: Subject) -> Iterator[Finding]:
     yield ok(f"every process reads what the others write at {base}")
 
 
-def others(store: KeyValueStore, findings: list[Finding]) -> Iterator[Finding]:
+def of_other_processes(store: KeyValueStore, findings: list[Finding]) -> Iterator[Finding]:
     """Has process 0 report the other processes' warnings and problems, each only once."""
     if store.count == 1:
         return

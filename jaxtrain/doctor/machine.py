@@ -71,11 +71,11 @@ def driver(installed: Driver, cuda: int | None) -> Iterator[Finding]:
     elif installed.version is None:
         yield ok("no NVIDIA driver: jax uses the CPU")
     elif cuda is not None and Version(installed.version) < Version(LEAST_DRIVER[cuda]):
-        least = f"{LEAST_DRIVER[cuda]} or newer"
+        minimum = f"{LEAST_DRIVER[cuda]} or newer"
         older = f"; or jax's build for CUDA 12: {versions.install('cuda12')}" if cuda == 13 else ""
         yield problem(
-            f"NVIDIA driver {installed.version}: jax for CUDA {cuda} requires {least}",
-            f"install a driver {least} on the host{older}",
+            f"NVIDIA driver {installed.version}: jax for CUDA {cuda} requires {minimum}",
+            f"install a driver {minimum} on the host{older}",
         )
     else:
         gpus = f" ({_kinds(gpu.name for gpu in installed.gpus)})" if installed.gpus else ""
@@ -206,12 +206,12 @@ def packages(find: Find = installed) -> Iterator[Finding]:
         seen = f"{name} requires other packages than those installed: {', '.join(unmet)}"
         yield problem(seen, versions.pip("install", fix))
         return
-    shown = [
+    listed = [
         f"{package} {version}"
         for package, version in versions_of.items()
-        if any(part in package for part in ("runtime", "cudnn", "nccl"))
+        if any(name_part in package for name_part in ("runtime", "cudnn", "nccl"))
     ]
-    yield ok(f"{', '.join(shown)}: as {name} requires")
+    yield ok(f"{', '.join(listed)}: as {name} requires")
 
 
 def workers(subject: Subject) -> Iterator[Finding]:
@@ -269,13 +269,13 @@ def free_disk(run: config.Run, folder: Path, state_bytes: int) -> Iterator[Findi
     """Checks that all checkpoints that are kept fit, plus the one being written."""
     settings = run.checkpoint
     best = settings.best_metric is not None
-    most = store.most_kept(settings.keep, replays=run.loop.replay_every is not None)
+    kept = store.most_kept(settings.keep, replays=run.loop.replay_every is not None)
     milestones = (run.loop.steps or 0) // settings.milestones if settings.milestones else 0
-    number = most + milestones + best + 1
+    number = kept + milestones + best + 1
     need, free = number * state_bytes, free_bytes(folder)
     seen = (
         f"{size(free)} free at {folder}; {number} checkpoints of {size(state_bytes)} need "
-        f"{size(need)} ({most} kept{f' + {milestones} milestones' if milestones else ''}"
+        f"{size(need)} ({kept} kept{f' + {milestones} milestones' if milestones else ''}"
         f"{' + the best' if best else ''} + 1 being written)"
     )
     if need <= free:

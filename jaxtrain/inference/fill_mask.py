@@ -155,15 +155,15 @@ class MaskedModel:
         count, unknown = len(chosen), tokens - len(chosen)
         if not count:
             raise InputError(f"all {unknown} tokens of the text are unknown to the tokenizer")
-        cost, right, done = 0.0, 0, 0
+        cost, right, begin = 0.0, 0, 0
         for tokens_RS, position_R, target_R in self._masked(chosen, rows):
-            used = min(rows, count - done)
+            used = min(rows, count - begin)
             chances_RV = self.log_chances(tokens_RS, position_R)[:used]
             target_R = target_R[:used]
             cost -= float(chances_RV[np.arange(used), target_R].sum(dtype=np.float64))
             right += int((chances_RV.argmax(-1) == target_R).sum())
-            done += used
-            each(done, count)
+            begin += used
+            each(begin, count)
         return MaskedScore(
             tokens=count,
             unknown=unknown,
@@ -180,14 +180,14 @@ class MaskedModel:
             if len(ids) > self.longest:
                 raise too_long(text, len(ids), self.longest)
             chosen += [(ids, index, number) for index in range(len(ids))]
-        chosen.sort(key=lambda one: len(one[0]))  # batches of similar length need less padding
-        sums, done = np.zeros(len(texts)), 0
-        for tokens_RS, position_R, target_R in self._masked([one[:2] for one in chosen], rows):
-            numbers = [number for *_, number in chosen[done : done + rows]]
+        chosen.sort(key=lambda entry: len(entry[0]))  # batches of similar length need less padding
+        sums, scored = np.zeros(len(texts)), 0
+        for tokens_RS, position_R, target_R in self._masked([entry[:2] for entry in chosen], rows):
+            numbers = [number for *_, number in chosen[scored : scored + rows]]
             chances_RV = self.log_chances(tokens_RS, position_R)
             chances_R = chances_RV[np.arange(rows), target_R][: len(numbers)]
             np.add.at(sums, numbers, chances_R.astype(np.float64))
-            done += len(numbers)
+            scored += len(numbers)
         return sums
 
     def _masked(

@@ -36,7 +36,7 @@ class _Window(NamedTuple):
         sizes: bytes of each token.
     """
 
-    given: np.ndarray
+    ids: np.ndarray
     sizes: np.ndarray
     start: int
 
@@ -90,17 +90,23 @@ class CausalModel:
         self.model, self.source = trained.config, trained.source
         definition = trained.definition
         path = tokenizer.beside(Path(self.source))  # of these weights, not of others
-        words = tokenizer_file.read(path)
-        tokenizer.check_size(words, self.model.vocab_size, self.source)
-        byte_level.check(words, self.source)
-        marks = specials.marks(words, path)
+        full_tokenizer = tokenizer_file.read(path)
+        tokenizer.check_size(full_tokenizer, self.model.vocab_size, self.source)
+        byte_level.check(full_tokenizer, self.source)
+        marks = specials.marks(full_tokenizer, path)
         self._prompt, self.begin, self._ends = list(marks.prompt), marks.before[-1], marks.ends
-        self.tokenizer = specials.plain(words)
+        self.tokenizer = specials.plain(full_tokenizer)
         self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
         self._arrays = trained.on_device(precision)
         special = specials.marked(self.tokenizer)
         known_V = np.zeros(self.model.vocab_size, bool)
-        known_V[[i for i, one in enumerate(self.bytes_of) if one is not None or i in special]] = 1
+        known_V[
+            [
+                i
+                for i, token_bytes in enumerate(self.bytes_of)
+                if token_bytes is not None or i in special
+            ]
+        ] = 1
 
         def chosen(
             logits_BV: jax.Array, choice: Choice, keys_B: jax.Array, number: jax.Array
@@ -138,26 +144,28 @@ class CausalModel:
             logits_BV, kept = module.decode_step(ids_B[:, None], 1, kept, start)
             return chosen(logits_BV, choice, keys_B, number), kept
 
-        how = options.options(jax.default_backend())
+        compiler_options = options.options(jax.default_backend())
         self._read: Callable[..., tuple[jax.Array, Any]] = jax.jit(
-            read, static_argnames=("capacity", "choice"), compiler_options=how
+            read, static_argnames=("capacity", "choice"), compiler_options=compiler_options
         )
         self._follow: Callable[..., tuple[jax.Array, Any]] = jax.jit(
-            follow, static_argnames="choice", donate_argnums=1, compiler_options=how
+            follow, static_argnames="choice", donate_argnums=1, compiler_options=compiler_options
         )
 
         def evaluate(arrays: state.Arrays, batch: chunked_loss.Batch) -> chunked_loss.Sums:
             sums: chunked_loss.Sums = definition.module(arrays, {}).evaluate(batch)
             return sums
 
-        self._evaluate: Callable[..., chunked_loss.Sums] = jax.jit(evaluate, compiler_options=how)
+        self._evaluate: Callable[..., chunked_loss.Sums] = jax.jit(
+            evaluate, compiler_options=compiler_options
+        )
 
         def predict(arrays: state.Arrays, batch: chunked_loss.Batch) -> tuple[jax.Array, jax.Array]:
             predictions = definition.module(arrays, {}).predict(batch)
             return predictions.cost.sum(1), predictions.right.sum(1)
 
         self._predict: Callable[..., tuple[jax.Array, jax.Array]] = jax.jit(
-            predict, compiler_options=how
+            predict, compiler_options=compiler_options
         )
 
     @property
@@ -201,8 +209,8 @@ class CausalModel:
         self._check(tokens, choice, samples, seed)
         keys_B = generation.keys_of_rows(seed, samples)
         window = [np.full(samples, token, np.int32) for token in prompt]
-        most = min(len(prompt) + tokens, self.longest)
-        capacity, half = padded(most, self.longest), max(1, self.longest // 2)
+        length = min(len(prompt) + tokens, self.longest)
+        capacity, half = padded(length, self.longest), max(1, self.longest // 2)
 
         def begun(number: int) -> tuple[jax.Array, Any]:
             tokens_BN = np.zeros((samples, padded(len(window), capacity)), np.int32)
@@ -257,8 +265,10 @@ class CausalModel:
             yield grown
             if all(ended):
                 return
-        if decoders is not None and any(rest := [one.decode(b"", final=True) for one in decoders]):
-            yield rest
+        if decoders is not None and any(
+            last_texts := [decoder.decode(b"", final=True) for decoder in decoders]
+        ):
+            yield last_texts
 
     def count(self, text: str) -> int:
         """Returns the number of tokens of a text."""
@@ -338,9 +348,9 @@ class CausalModel:
             if not ids:
                 continue
             sizes = np.array([len(self.bytes_of[token] or b"") for token in ids], np.int32)
-            given = np.array([self.begin, *ids], np.int32)
+            all_ids = np.array([self.begin, *ids], np.int32)
             starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
-            windows += [_Window(given, sizes, start) for start in starts]
+            windows += [_Window(all_ids, sizes, start) for start in starts]
             tokens += len(ids)
             size += int(sizes.sum())
         if not tokens:
@@ -348,10 +358,10 @@ class CausalModel:
         sums: dict[str, np.ndarray] = {}
         for first in range(0, len(windows), rows):
             batch = self._windows(windows[first : first + rows], rows)
-            for name, parts in jax.device_get(self._evaluate(self._arrays, batch)).items():
-                sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
+            for name, totals in jax.device_get(self._evaluate(self._arrays, batch)).items():
+                sums[name] = sums.get(name, np.zeros(2)) + np.asarray(totals, np.float64)
             each(min(first + rows, len(windows)), len(windows))
-        means = weighted_means({name: tuple(parts) for name, parts in sums.items()})
+        means = weighted_means({name: tuple(totals) for name, totals in sums.items()})
         return TextScore(
             tokens=tokens,
             bytes=size,
@@ -363,11 +373,11 @@ class CausalModel:
     def _windows(self, windows: Sequence[_Window], rows: int) -> dict[str, np.ndarray]:
         """Makes a batch of windows; tokens that an earlier window has scored are not targets."""
         batch = self._empty((rows, self.longest))
-        for row, (given, sizes, start) in enumerate(windows):
+        for row, (ids, sizes, start) in enumerate(windows):
             count = min(self.longest, len(sizes) - start)
             new = slice(self.longest - self._stride if start else 0, count)
-            batch["tokens"][row, :count] = given[start : start + count]
-            batch["targets"][row, new] = given[start + 1 : start + 1 + count][new]
+            batch["tokens"][row, :count] = ids[start : start + count]
+            batch["targets"][row, new] = ids[start + 1 : start + 1 + count][new]
             batch["target_bytes"][row, new] = sizes[start : start + count][new]
         return batch
 
@@ -385,22 +395,24 @@ class CausalModel:
                 raise InputError(f"{name} {value}: use at least 1")
         if not 0 <= seed <= _LARGEST_SEED:
             raise InputError(f"seed {seed}: use a number from 0 to {_LARGEST_SEED}")
-        words = self.model.vocab_size
-        if choice.top_k is not None and choice.top_k > words:
-            raise InputError(f"top_k {choice.top_k}: use a number from 1 to {words} (vocabulary)")
+        vocab_size = self.model.vocab_size
+        if choice.top_k is not None and choice.top_k > vocab_size:
+            raise InputError(
+                f"top_k {choice.top_k}: use a number from 1 to {vocab_size} (vocabulary)"
+            )
 
 
-def too_long(text: str, tokens: int, most: int) -> InputError:
+def too_long(text: str, tokens: int, limit: int) -> InputError:
     """Returns the error for a text that must fit into the context window."""
     return InputError(
-        f"{text!r:.100} has {tokens} tokens, but the context window has {most}: use a model with "
+        f"{text!r:.100} has {tokens} tokens, but the context window has {limit}: use a model with "
         "longer sequences"
     )
 
 
-def padded(count: int, most: int, least: int = _LEAST_ROOM) -> int:
-    """Rounds ``count`` positions up to a power of two, at least ``least`` and at most ``most``.
+def padded(count: int, limit: int, minimum: int = _LEAST_ROOM) -> int:
+    """Rounds ``count`` positions up to a power of two, at least ``minimum`` and at most ``limit``.
 
     Prompts of all lengths then share a few compiled functions.
     """
-    return min(most, max(least, 1 << (count - 1).bit_length()))
+    return min(limit, max(minimum, 1 << (count - 1).bit_length()))

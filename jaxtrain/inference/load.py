@@ -103,6 +103,6 @@ def cannot(model: Any, command: str, *tasks: Task, source: Path) -> InputError:
         f"model of the kind {' or '.join(able(*tasks))}"
     )
     if model.usage:
-        typed = model.usage.format(run=shlex.quote(str(source)), input="IN.mp4", out="")
-        message += f"; to use this model: {invocation.program()} {typed}"
+        arguments = model.usage.format(run=shlex.quote(str(source)), input="IN.mp4", out="")
+        message += f"; to use this model: {invocation.program()} {arguments}"
     return InputError(message)

@@ -208,9 +208,9 @@ class Model:
         if blimp.is_blimp(path):
             paradigms = blimp.read(path, max_examples)
             return blimp.score(model, paradigms, _ROWS, lambda done, count: None)
-        most = None if max_tokens is None else max_tokens + 2 * model.longest
+        limit = None if max_tokens is None else max_tokens + 2 * model.longest
         try:
-            texts = documents.texts(path, text_field, model.count, most)
+            texts = documents.texts(path, text_field, model.count, limit)
         except BadExample as error:
             raise InputError(f"data {data}: {error.reason}") from error
         except OSError as error:

@@ -76,7 +76,7 @@ class Teacher:
         around = (frames + sign * n for n in range(frames + 32) for sign in (-1, 1))
         return next(n for n in around if n > 0 and self.fits(timing, n))
 
-    def check(self, what: str, model: Any, frames: int, flag: str) -> None:
+    def check(self, subject: str, model: Any, frames: int, flag: str) -> None:
         """Checks that the latents stand for the same frames and pixels as those of a model.
 
         Args:
@@ -86,17 +86,17 @@ class Teacher:
         theirs = (self.frames, self.pixels, self.channels)
         if ours != theirs:
             raise InputError(
-                f"{what}: {self.kind} makes {_described(*theirs)}, but the model makes "
+                f"{subject}: {self.kind} makes {_described(*theirs)}, but the model makes "
                 f"{_described(*ours)}: {_fitting(ours, theirs)}"
             )
-        if (made := self.covered(frames)) is not None and not self.fits(model.timing, frames):
+        if (covered := self.covered(frames)) is not None and not self.fits(model.timing, frames):
             latents, decoded = _covered(model.timing, frames)
             cure = f"use {flag} {self.nearest_fitting(model.timing, frames)}"
             if self.trim not in (None, model.timing.trim):
                 cure = f"set --model.trim {self.trim}"
             raise InputError(
-                f"{what}: {self.kind} makes {made[0]} latents of {flag.lstrip('-')}={frames} "
-                f"frames, which cover {made[1]}, but the model's {latents} cover {decoded} "
+                f"{subject}: {self.kind} makes {covered[0]} latents of {flag.lstrip('-')}={frames} "
+                f"frames, which cover {covered[1]}, but the model's {latents} cover {decoded} "
                 f"(model.trim): {cure}",
                 about=("model.frames", "model.trim"),
             )
@@ -190,10 +190,10 @@ class Own(_OnDevices):
         definition, params, model = trained.definition, trained.params, trained.config
         encoder = {name: array for name, array in params.items() if name.startswith(_ENCODER)}
         settings = [getattr(model, attribute) for _, attribute in model.not_in_weights]
-        parts = [json.dumps([scaling, model.space_factor, settings]).encode()]
+        contents = [json.dumps([scaling, model.space_factor, settings]).encode()]
         for name in sorted(encoder):
-            parts += [f"{name} {encoder[name].shape}".encode(), encoder[name].tobytes()]
-        self.name = _name(path, parts)
+            contents += [f"{name} {encoder[name].shape}".encode(), encoder[name].tobytes()]
+        self.name = _name(path, contents)
         self.kind = f"the model {from_file.name_of(model)}"
         self.about = f"{trained.source}, latents times {scaling:g}"
         self._timing = model.timing
@@ -342,7 +342,7 @@ class Diffusers(Teacher):
             )
         index = folder / f"{wan_network.ARRAYS}{tensor_files.INDEX}"
         if index.is_file():  # diffusers would also unpickle files that it lists
-            tensor_files.parts(index)
+            tensor_files.shards(index)
         self._torch, self._seed, self._kind = torch, sample_seed, kinds[name]
         # All parameters are float32; for a class that asks for it, diffusers requires accelerate.
         float32: Any = type(name, (self._kind.of,), {"_keep_in_fp32_modules": None})
@@ -363,7 +363,7 @@ class Diffusers(Teacher):
         self.frames, self.pixels, self.channels = _sizes(kind, model)
         self.trim = "h3" if kind.trim == "h3" else None
         self._opaque = 0 if kind.more_colors is None else fields[kind.more_colors] - 3
-        shift, scale, words = _normalization(folder, model, scaling)
+        shift, scale, description = _normalization(folder, model, scaling)
         chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
         settings = [name, shift.ravel().tolist(), scale.ravel().tolist(), chosen]
         # A shift and a factor for each channel, and for each place in squares of latents.
@@ -374,10 +374,10 @@ class Diffusers(Teacher):
         if model.use_tiling:  # MiniMax H3 was released with it, and larger frames depend on it
             tiles = f"tiles{model.tile_sample_min_height}"
             settings += [tiles, model.tile_sample_min_overlap_height]
-            words += f", in tiles of {model.tile_sample_min_height} pixels"
-        parts = [json.dumps(settings).encode(), *map(_file_digest, files)]
-        self.name = _name(folder, parts, tiles)
-        self.about = f"{name} of {folder}, {chosen}, {words}, by PyTorch on {self._device}"
+            description += f", in tiles of {model.tile_sample_min_height} pixels"
+        contents = [json.dumps(settings).encode(), *map(_file_digest, files)]
+        self.name = _name(folder, contents, tiles)
+        self.about = f"{name} of {folder}, {chosen}, {description}, by PyTorch on {self._device}"
 
     def covered(self, frames: int) -> tuple[int, int] | None:
         """Implements :meth:`Teacher.covered`."""
@@ -409,10 +409,10 @@ class Diffusers(Teacher):
     def decode(self, latents_BLHWC: np.ndarray) -> np.ndarray:
         """Implements :meth:`Teacher.decode`."""
         if self._kind.trim == "h3" and latents_BLHWC.shape[1] < _H3_LEAST:
-            least = Timing(self.frames, "h3").decoded(_H3_LEAST)
+            minimum = Timing(self.frames, "h3").decoded(_H3_LEAST)
             raise InputError(
                 f"{self.kind} decodes {_H3_LEAST} latents or more, not {latents_BLHWC.shape[1]}: "
-                f"use at least {least} frames (--frames {least})"
+                f"use at least {minimum} frames (--frames {minimum})"
             )
         shift, scale = self._laid_out(latents_BLHWC)
         raw_BLHWC = np.asarray(latents_BLHWC / scale + shift, np.float32)
@@ -429,15 +429,19 @@ class Diffusers(Teacher):
             if image is None:
                 y_1CTHW = function(x_1CTHW)
             elif image == "CTHW":
-                y_1CTHW = torch.cat([function(one) for one in x_1CTHW.split(1, 2)], 2)
+                y_1CTHW = torch.cat(
+                    [function(image_or_clip) for image_or_clip in x_1CTHW.split(1, 2)], 2
+                )
             else:
-                y_1CTHW = torch.stack([function(one) for one in x_1CTHW.unbind(2)], 2)
+                y_1CTHW = torch.stack(
+                    [function(image_or_clip) for image_or_clip in x_1CTHW.unbind(2)], 2
+                )
         y: np.ndarray = y_1CTHW[0].permute(1, 2, 3, 0).float().cpu().numpy()
         return y
 
     def _colors(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mean and the deviation of colors, [C] or [1]."""
-        mean, deviation = (np.array(part, np.float32) for part in self._kind.colors)
+        mean, deviation = (np.array(values, np.float32) for values in self._kind.colors)
         return mean, deviation
 
     def _laid_out(self, latents_BLHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -497,8 +501,12 @@ def _normalization(
         mean, deviation = (
             buffers[name].float().cpu().numpy() for name in ("latents_mean", "latents_std")
         )
-        words = "normalized by latents_mean and latents_std (its weights)"
-        return mean, np.asarray((1.0 if factor is None else factor) / deviation, np.float32), words
+        description = "normalized by latents_mean and latents_std (its weights)"
+        return (
+            mean,
+            np.asarray((1.0 if factor is None else factor) / deviation, np.float32),
+            description,
+        )
     if "bn.running_mean" in buffers:  # FLUX.2 packs squares of latents into channels first
         variance = buffers["bn.running_var"] + settings.batch_norm_eps
         high, wide = settings.patch_size
@@ -509,8 +517,8 @@ def _normalization(
         return mean, 1 / deviation, f"normalized by batch norm of {high}x{wide} latents"
     means, deviations = settings.get("latents_mean"), settings.get("latents_std")
     if means and deviations:
-        words = "normalized by latents_mean and latents_std (its config)"
-        return np.array(means, np.float32), 1 / np.array(deviations, np.float32), words
+        description = "normalized by latents_mean and latents_std (its config)"
+        return np.array(means, np.float32), 1 / np.array(deviations, np.float32), description
     if factor is None:
         raise InputError(f"--teacher {folder} has no scaling_factor: set it with --teacher-scaling")
     return nothing, np.array([factor], np.float32), f"times {factor:g} (its scaling_factor)"
@@ -524,10 +532,10 @@ def _class_name(path: Path) -> str | None:
     return None if class_name is None else str(class_name)
 
 
-def _name(path: Path, parts: Iterable[bytes], note: str = "") -> str:
+def _name(path: Path, contents: Iterable[bytes], note: str = "") -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(hashlib.sha256(part).digest())
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-") or "teacher"
     return "-".join(filter(None, [stem[:40], note, digest.hexdigest()[:_DIGITS]]))
 

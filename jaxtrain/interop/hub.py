@@ -29,7 +29,7 @@ from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
 from jaxtrain.data import hub_errors
 from jaxtrain.data.text import hub_datasets, tokenizer, transformers_files
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError, RunAgain, shown
+from jaxtrain.errors import InputError, RunAgain, short_repr
 from jaxtrain.interop import huggingface
 from jaxtrain.jobs import cache
 from jaxtrain.storage import addresses, bucket, tensor_files
@@ -105,19 +105,19 @@ def is_named(source: str | Path) -> bool:
 
 def parse(text: str, flag: str = "") -> Named:
     """Parses :data:`FORM`; uses no network."""
-    words = f"{flag} {text}".strip()
+    display = f"{flag} {text}".strip()
     name, _, file = text.removeprefix(hub_datasets.PREFIX).partition(":")
     repository, at, revision = name.partition("@")
     if not _REPOSITORY.fullmatch(repository) or (at and not revision):
-        raise InputError(f"{words}: write {FORM}, such as hf:openai-community/gpt2@main")
+        raise InputError(f"{display}: write {FORM}, such as hf:openai-community/gpt2@main")
     if text.count(":") > 1:
         path = Path(file)
         if path.is_absolute() or ".." in path.parts or path.suffix not in tensor_files.ENDINGS:
             raise InputError(
-                f"{words}: FILE must be a weights file of the repository "
+                f"{display}: FILE must be a weights file of the repository "
                 f"({', '.join(tensor_files.ENDINGS)})"
             )
-    return Named(repository, revision, file, words)
+    return Named(repository, revision, file, display)
 
 
 def local(
@@ -197,7 +197,7 @@ def find(named: Named, say: Say) -> Found:
 
     if huggingface_hub.is_offline_mode():
         return _cached(named)
-    info = _asked(
+    info = _request(
         named,
         say,
         lambda: huggingface_hub.HfApi().model_info(
@@ -216,7 +216,7 @@ def find(named: Named, say: Say) -> Found:
     def index() -> Path:
         fetch = huggingface_hub.hf_hub_download
         return Path(
-            _asked(
+            _request(
                 named, say, lambda: fetch(named.repository, huggingface.INDEX, revision=info.sha)
             )
         )
@@ -264,7 +264,7 @@ def _needed(named: Named, sizes: Mapping[str, int], index: Callable[[], Path]) -
         if huggingface.ARRAYS in sizes:
             names = [huggingface.ARRAYS]
         elif huggingface.INDEX in sizes:
-            names = tensor_files.parts(index())
+            names = tensor_files.shards(index())
             if missing := [name for name in names if name not in sizes]:
                 raise InputError(
                     f"{named.text}: {huggingface.INDEX} lists {_listed(missing)}, which the "
@@ -289,9 +289,9 @@ def _needed(named: Named, sizes: Mapping[str, int], index: Callable[[], Path]) -
 
 
 def _listed(names: list[str]) -> str:
-    most = 4
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(shown(name) for name in names[:most]) + more if names else "none"
+    limit = 4
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(short_repr(name) for name in names[:limit]) + more if names else "none"
 
 
 def download(named: Named, files: Found, say: Say) -> Path:
@@ -304,9 +304,9 @@ def download(named: Named, files: Found, say: Say) -> Path:
     fetch = functools.partial(
         huggingface_hub.hf_hub_download, named.repository, revision=files.commit
     )
-    paths = [Path(_asked(named, say, functools.partial(fetch, name))) for name in files.sizes]
+    paths = [Path(_request(named, say, functools.partial(fetch, name))) for name in files.sizes]
     if missing and not _COMMIT.fullmatch(named.revision):  # for a later HF_HUB_OFFLINE
-        _asked(
+        _request(
             named,
             say,
             lambda: huggingface_hub.HfApi().resolve_revision(
@@ -348,11 +348,11 @@ def push(folder: Path, repository: str, *, private: bool, message: str, say: Say
     api = huggingface_hub.HfApi()
     named = Named(repository, "", "", f"--push {repository}")
 
-    def asked(request: Callable[[], T]) -> T:
-        return _asked(named, say, request, writes=True)
+    def call(request: Callable[[], T]) -> T:
+        return _request(named, say, request, writes=True)
 
-    asked(lambda: api.create_repo(repository, private=private or None, exist_ok=True))
-    info = asked(lambda: api.model_info(repository, timeout=_TIMEOUT_S))
+    call(lambda: api.create_repo(repository, private=private or None, exist_ok=True))
+    info = call(lambda: api.model_info(repository, timeout=_TIMEOUT_S))
     if private and info.private is not True:
         raise InputError(
             f"--push {repository} --private: this repository already exists and is public: make "
@@ -365,7 +365,7 @@ def push(folder: Path, repository: str, *, private: bool, message: str, say: Say
     )
     if kept:
         say(f"{repository} keeps its {huggingface.CARD}: delete it there to get a new one")
-    asked(
+    call(
         lambda: api.upload_folder(
             folder_path=folder, repo_id=repository, commit_message=message, ignore_patterns=kept
         )
@@ -373,7 +373,7 @@ def push(folder: Path, repository: str, *, private: bool, message: str, say: Say
     return f"{api.endpoint}/{repository}"
 
 
-def _asked(named: Named, say: Say, request: Callable[[], T], *, writes: bool = False) -> T:
+def _request(named: Named, say: Say, request: Callable[[], T], *, writes: bool = False) -> T:
     """Returns the result of a request to the Hub; tries again after temporary errors.
 
     Raises:
@@ -402,7 +402,7 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
     import huggingface_hub
     import huggingface_hub.errors as refusals
 
-    text, where = named.text, huggingface_hub.HfApi().endpoint
+    text, endpoint = named.text, huggingface_hub.HfApi().endpoint
     reason = hub_errors.reason(error)
     status = getattr(hub_errors.response(error), "status_code", None)
     of_network = hub_errors.is_temporary(error) or addresses.is_unknown_host(error)
@@ -412,7 +412,7 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
     if writes and status == 403:
         raise InputError(
             f"{text}: the token has no write access there ({reason}): make one with write access "
-            f"on {where}/settings/tokens, or push to a repository of your own"
+            f"on {endpoint}/settings/tokens, or push to a repository of your own"
         ) from error
     if status == 401 and (writes or not isinstance(error, refusals.RepositoryNotFoundError)):
         raise InputError(
@@ -424,7 +424,7 @@ def _fail(named: Named, error: Exception, *, writes: bool) -> NoReturn:
         text,
         kind="model",
         page=named.repository,
-        absent=f"no such model on {where}, or no access to it ({reason}): check the name; if it is "
-        "private, run hf auth login or set HF_TOKEN",
+        absent=f"no such model on {endpoint}, or no access to it ({reason}): check the name; if it "
+        "is private, run hf auth login or set HF_TOKEN",
         offline="" if writes else "set HF_HUB_OFFLINE=1 to use what was downloaded before",
     )

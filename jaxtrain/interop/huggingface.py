@@ -58,13 +58,15 @@ def model(folder: Path) -> Any:
     kind = content.get(entry)
     # The name is only compared with those of known models; it never selects a module to import.
     known = {
-        name: one
-        for _, one in from_file.configs()
-        if (name := one.model_type if entry == _KINDS[0] else one.diffusers_class)
+        name: candidate
+        for _, candidate in from_file.configs()
+        if (name := candidate.model_type if entry == _KINDS[0] else candidate.diffusers_class)
     }
     if not isinstance(kind, str) or kind not in known:
-        shown = errors.shown(kind)
-        raise InputError(f"{path}: unknown {entry} {shown}; use one of {', '.join(sorted(known))}")
+        kind_text = errors.short_repr(kind)
+        raise InputError(
+            f"{path}: unknown {entry} {kind_text}; use one of {', '.join(sorted(known))}"
+        )
     return known[kind].from_settings(content, str(path))
 
 
@@ -79,10 +81,10 @@ def tensors(folder: Path) -> tensor_files.Tensors:
         raise InputError(
             f"{folder} has {lacks}: download the complete folder, or pass a weights file"
         )
-    found: tensor_files.Tensors = {}
+    arrays: tensor_files.Tensors = {}
     for path in paths:
-        found |= tensor_files.read(path)[0]
-    return found
+        arrays |= tensor_files.read(path)[0]
+    return arrays
 
 
 def check_target(folder: Path) -> None:
@@ -119,11 +121,11 @@ def write(
     causal = settings["architectures"][0].endswith(_CAUSAL)
     ids = {} if causal and kept else _special_ids(tokenizer, None if causal else model.pad_id)
     written = _IDS if causal else (*_IDS, "cls", "sep")
-    given = {} if kept is None else kept.ids
+    kept_ids = {} if kept is None else kept.ids
     for name in written:  # in one order, so that an export of an import has the same bytes
-        if (entry := f"{name}_token_id") in given or name in ids or kept is None:
-            settings[entry] = given.get(entry, ids.get(name))
-    settings |= given
+        if (entry := f"{name}_token_id") in kept_ids or name in ids or kept is None:
+            settings[entry] = kept_ids.get(entry, ids.get(name))
+    settings |= kept_ids
     if source is None or kept is None:
         tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
         described = {

@@ -163,12 +163,12 @@ def _usage(model: Any, architecture: str, task: str, repository: str | None) -> 
 
 
 def _training(meta: Mapping[str, Any], run: Mapping[str, Any], paths: list[str]) -> list[str]:
-    shown = ", ".join(_code(_public(path)) for path in paths) or "synthetic, made by jaxtrain"
+    data_text = ", ".join(_code(_public(path)) for path in paths) or "synthetic, made by jaxtrain"
     return [
         "| | |",
         "|---|---|",
         f"| config | {_code(_public(str(run.get('name'))))} |",
-        f"| data | {shown} |",
+        f"| data | {data_text} |",
         f"| steps | {meta['step']:,} |",
         f"| examples seen | {meta['examples_seen']:,} |",
         "",

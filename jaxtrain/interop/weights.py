@@ -198,8 +198,8 @@ def params_for(
     cure = "Use the model config that it was trained with"
     weight_table.check(params, required, path, cure, extra=False)
     notes += [
-        f"{len(names)} parameters {what}, such as {min(names)}"
-        for what, names in (
+        f"{len(names)} parameters {problem}, such as {min(names)}"
+        for problem, names in (
             ("of the model are newly initialized", set(expected) - set(fitting)),
             ("in the source are not used", set(params) - set(fitting)),
         )
@@ -247,17 +247,17 @@ def _check_values(model: Any, theirs: Any, known: Mapping[str, Any], source: Pat
     from_file.check_not_in_weights(model, known, source)
 
 
-def in_float16(given: Weights) -> Params:
+def in_float16(weights: Weights) -> Params:
     """Returns parameters rounded to float16, as float32."""
     with np.errstate(over="ignore"):
         rounded = {
             name: array.astype(np.float16).astype(np.float32)
-            for name, array in given.params.items()
+            for name, array in weights.params.items()
         }
     for name, array in rounded.items():
         if not np.isfinite(array).all():
             raise InputError(
-                f"{given.source}: {name} has values above 65504 or NaN/Inf, which float16 cannot "
+                f"{weights.source}: {name} has values above 65504 or NaN/Inf, which float16 cannot "
                 "store: export without --format comfyui"
             )
     return rounded
@@ -286,8 +286,8 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
     }
     from_file.check_not_in_weights(model, known, source)
     return [
-        f"model.{field} cannot be read from the weights: using {getattr(model, held)}"
-        for field, held in model.not_in_weights
+        f"model.{field} cannot be read from the weights: using {getattr(model, attribute)}"
+        for field, attribute in model.not_in_weights
         if field not in known
     ]
 

@@ -70,8 +70,8 @@ def root(cache_dir: str | None) -> Path:
 
 def path_of(cache_dir: str | None) -> Path:
     """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``."""
-    if (where := url(cache_dir)) is not None:
-        return path_of(None) / "copies" / hashlib.sha256(where.encode()).hexdigest()[:16]
+    if (address := url(cache_dir)) is not None:
+        return path_of(None) / "copies" / hashlib.sha256(address.encode()).hexdigest()[:16]
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
     if addresses.is_address(text):
         raise InputError(
@@ -94,9 +94,9 @@ def url(cache_dir: str | None) -> str | None:
     return None
 
 
-def digest(*parts: Any) -> str:
+def digest(*values: Any) -> str:
     """Returns the SHA-256 hex digest of JSON-serializable values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write_file(path: Path, text: str) -> None:

@@ -341,7 +341,7 @@ class Ray:
         gpus, cpus = self._of_each_actor(ray)
         has_model, limit = self.gpus is not None, self.workers
         slots = 1 if alone or not has_model else limit or cpus
-        most = 1 if alone else math.inf if has_model or limit is None else limit
+        max_actors = 1 if alone else math.inf if has_model or limit is None else limit
         actor_class = ray.remote(
             num_cpus=cpus,
             num_gpus=gpus,
@@ -358,7 +358,7 @@ class Ray:
         while following is not None or running:
             total = ray.cluster_resources()
             fit = total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1) / cpus
-            while following is not None and actors < max(1, min(most, int(fit))):
+            while following is not None and actors < max(1, min(max_actors, int(fit))):
                 # In a list, Ray does not fetch it.
                 handle = actor_class.remote([shared], gpus, cpus)
                 free.extendleft([handle] * slots)  # new actors first, so that they begin
@@ -399,8 +399,8 @@ class Ray:
         gpus = self.gpus or 0.0
         if gpus < 0:
             gpus = 1.0 if any(node.get("GPU") for node in nodes) else 0.0
-        parts = [int(node.get("CPU", 0) * gpus / node["GPU"]) for node in nodes if node.get("GPU")]
-        return gpus, max(1, min(parts, default=1)) if gpus else 1
+        cores = [int(node.get("CPU", 0) * gpus / node["GPU"]) for node in nodes if node.get("GPU")]
+        return gpus, max(1, min(cores, default=1)) if gpus else 1
 
 
 def _result(ray: Any, reference: Any) -> Any:

@@ -231,9 +231,9 @@ def run(
                         continue
                 if "absent" in record:
                     _check_seen(*record["absent"])
-                told = len(tally.failed)
+                reported = len(tally.failed)
                 tally.add(record)
-                for name, why in itertools.islice(tally.failed.items(), told, None):
+                for name, why in itertools.islice(tally.failed.items(), reported, None):
                     is_named = item.source and item.source in why
                     line = f"failed: {why}" if is_named else f"failed: {name}: {why}"
                     _say_first(line, len(tally.failed) - failed, "more have failed", say)
@@ -381,8 +381,8 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
             before_settings, before_items = dict(before["settings"]), int(before["items"])
         except (ValueError, KeyError, TypeError):
             raise InputError(
-                f"OUT {place.where}: {_SET} is damaged: delete that file, and repeat the command, "
-                "which keeps what is made"
+                f"OUT {place.location}: {_SET} is damaged: delete that file, and repeat the "
+                "command, which keeps what is made"
             ) from None
         differ = [
             f"{name} {before_settings.get(name)}, not {value}"
@@ -393,12 +393,12 @@ def _check_set(place: "_Place", current: Record, part: Part) -> None:
         is_empty = part.count == 1 and next(iter(place.names_of_records()), None) is None
         if differ and not is_empty:
             raise InputError(
-                f"OUT {place.where} has outputs with other settings ({'; '.join(differ)}): use the "
-                "same settings, or another OUT"
+                f"OUT {place.location} has outputs with other settings ({'; '.join(differ)}): use "
+                "the same settings, or another OUT"
             )
         if part.count > 1 and place.read(_COMPLETE) != before_text:
             raise InputError(
-                f"OUT {place.where}: another part has a list of {before_items:,} inputs, and "
+                f"OUT {place.location}: another part has a list of {before_items:,} inputs, and "
                 f"this one has {current['items']:,}, or some have changed: give all parts the same "
                 "inputs; to start with other inputs, run the command once without --part"
             )
@@ -411,8 +411,8 @@ def _refuse_others(place: "_Place") -> None:
     is_set = place.read(_SET) is not None  # another part may have begun since
     if name and not is_set and next(iter(place.names_of_records()), None) is None:
         raise InputError(
-            f"OUT {place.where} has files that this command did not write, such as {name}: use a "
-            "new or an empty folder"
+            f"OUT {place.location} has files that this command did not write, such as {name}: use "
+            "a new or an empty folder"
         )
 
 
@@ -448,8 +448,9 @@ def _complete(
     )
     if stray:
         say(
-            f"warning: OUT {place.where} has {len(stray):,} outputs of inputs that are no longer "
-            f"in the list, such as {stray[0]}: readers still see them; delete what you do not want"
+            f"warning: OUT {place.location} has {len(stray):,} outputs of inputs that are no "
+            f"longer in the list, such as {stray[0]}: readers still see them; delete what you do "
+            "not want"
         )
     report = {
         "settings": current["settings"],
@@ -472,8 +473,8 @@ def _complete(
 def _begin(begin: Begin, place: "_Place", mark: Path | None, worker: Worker) -> Any:
     if mark is not None and not mark.is_dir():
         raise InputError(
-            f"OUT {place.where} on {socket.gethostname()} is not the folder of this command: use a "
-            "folder that all nodes share under the same path"
+            f"OUT {place.location} on {socket.gethostname()} is not the folder of this command: "
+            "use a folder that all nodes share under the same path"
         )
     return functools.partial(_attempt, begin(worker), place)
 
@@ -525,7 +526,7 @@ def _attempt(make: Make, place: "_Place", item: Item) -> Record:
 
 def _renamed(text: str, place: "_Place", item: Item, made: Path) -> str:
     """Names the output instead of the folder in which it is made."""
-    return text.replace(str(made), f"{place.where}/{item.output}")
+    return text.replace(str(made), f"{place.location}/{item.output}")
 
 
 def _identity(item: Item) -> Identity:
@@ -574,16 +575,16 @@ class _Place:
     """The folder OUT on disk; can be pickled.
 
     Attributes:
-        where: the folder or URL, for messages.
+        location: the folder or URL, for messages.
         key: the same for commands that make the same items; names what they have half made.
     """
 
-    where: str
+    location: str
     key: str
 
     @property
     def _top(self) -> Path:
-        return Path(self.where)
+        return Path(self.location)
 
     @property
     def half(self) -> Path:
@@ -596,11 +597,11 @@ class _Place:
         messages while the block runs.
         """
         if self._top.is_file():
-            raise InputError(f"OUT {self.where} is a file: choose a folder")
+            raise InputError(f"OUT {self.location} is a file: choose a folder")
         try:
             self.half.mkdir(parents=True, exist_ok=True)
             file = self.half.with_name(f"{self.half.name}-{self.key}.lock")
-            with lock.locked(file, say, f"preparing data in {self.where}") as mine:
+            with lock.locked(file, say, f"preparing data in {self.location}") as mine:
                 try:
                     if mine:
                         self._remove_half_made()  # by killed commands
@@ -763,12 +764,12 @@ class _Bucket(_Place):
 
     @property
     def half(self) -> Path:
-        folder = hashlib.sha256(self.where.encode()).hexdigest()[:16]
+        folder = hashlib.sha256(self.location.encode()).hexdigest()[:16]
         return cache.path_of(None) / "scratch" / folder
 
     @property
     def _store(self) -> Bucket:
-        return bucket_folders.opened(self.where)
+        return bucket_folders.opened(self.location)
 
     def mark(self) -> None:
         return None

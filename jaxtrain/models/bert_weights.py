@@ -142,7 +142,7 @@ def settings(model: Any) -> dict[str, Any]:
 def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns the fields of our config that correspond to a config.json."""
     other = [
-        f"{name}={errors.shown(content[name])} (here {wanted!r})"
+        f"{name}={errors.short_repr(content[name])} (here {wanted!r})"
         for name, wanted in _FIXED.items()
         if content.get(name, wanted) != wanted
     ]

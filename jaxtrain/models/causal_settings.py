@@ -89,7 +89,7 @@ class Sizes:
             rotary_base=float(base),
         )
         other = [
-            f"{name}={errors.shown(content[name])} (here {wanted!r})"
+            f"{name}={errors.short_repr(content[name])} (here {wanted!r})"
             for name, wanted in fixed.items()
             if content.get(name, wanted) != wanted
         ]
@@ -97,13 +97,13 @@ class Sizes:
         if width is not None and whole("head_dim", bounds.WIDTH) * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
         other += [
-            f"{errors.shown(name)[1:-1]}={errors.shown(value)} of its rotary positions (here "
-            f"{_ROTARY.get(name)!r})"
+            f"{errors.short_repr(name)[1:-1]}={errors.short_repr(value)} of its rotary positions "
+            f"(here {_ROTARY.get(name)!r})"
             for name, value in rotary.items()
             if name != _BASE and value not in (None, _ROTARY.get(name))
         ]
         other += [
-            f"{name}={errors.shown(content[name])} (here None)"
+            f"{name}={errors.short_repr(content[name])} (here None)"
             for name in ("sliding_window", "quantization_config")
             if content.get(name) is not None
         ]
@@ -112,7 +112,7 @@ class Sizes:
             raise InputError(f"{source}: layer_types is not a list")
         kind = next((kind for kind in types if kind != _FULL), None)
         if kind is not None:
-            other.append(f"layer_types with {errors.shown(kind)} (here only {_FULL!r})")
+            other.append(f"layer_types with {errors.short_repr(kind)} (here only {_FULL!r})")
         if other:
             raise InputError(
                 f"{source}: this network is not supported: {'; '.join(other[:_NAMED])}"

@@ -70,12 +70,13 @@ def _unknown(name: str, source: str, defined_in: str | None) -> InputError:
     """Makes the error for a model that is neither in this package nor imported."""
     if "." not in name:
         return InputError(
-            f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
+            f"{source}: unknown model {errors.short_repr(name)}; the models are "
+            f"{', '.join(names())}"
         )
-    where = f" (it was defined in {errors.shown(defined_in, 200)})" if defined_in else ""
+    where = f" (it was defined in {errors.short_repr(defined_in, 200)})" if defined_in else ""
     return InputError(
-        f"{source}: its model {errors.shown(name)} is not part of jaxtrain{where}: pass the config "
-        "that it was trained with, --config FILE.py"
+        f"{source}: its model {errors.short_repr(name)} is not part of jaxtrain{where}: pass the "
+        "config that it was trained with, --config FILE.py"
     )
 
 
@@ -135,7 +136,9 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path | s
     first = next(iter(fields))
     ours = getattr(model, dict(model.not_in_weights).get(first, first))
     flags = [
-        word for name in fields for word in (f"--model.{name}", *field_values.words(fields[name]))
+        word
+        for name in fields
+        for word in (f"--model.{name}", *field_values.as_arguments(fields[name]))
     ]
     raise InputError(
         f"{source} was trained with model.{first}={fields[first]}, but this model has {ours}: set "

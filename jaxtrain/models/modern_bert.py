@@ -171,7 +171,7 @@ class Config(masked.MaskedConfig):
         wanted = [_KINDS[bool(number % every)] for number in range(layers)]
         expected = _FIXED | {"layer_types": wanted, "rope_scaling": None}
         other = [
-            f"{name}={errors.shown(content[name])} (here {value!r})"
+            f"{name}={errors.short_repr(content[name])} (here {value!r})"
             for name, value in expected.items()
             if content.get(name, value) != value
         ]
@@ -221,7 +221,7 @@ def _rotary_base(
     entry = {} if entry is None else entry
     if not isinstance(entry, Mapping) or entry.get("rope_type", "default") != "default":
         raise InputError(
-            f"{source}: {name}={errors.shown(entry)}: rotary positions must be default"
+            f"{source}: {name}={errors.short_repr(entry)}: rotary positions must be default"
         )
     base = entry.get("rope_theta", content.get(old_name, usual))
     bounds.check(f"{source}: {name}.rope_theta", base, bounds.ROTARY, float)

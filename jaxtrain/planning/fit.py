@@ -54,11 +54,13 @@ def search(
     """
     ends, complete = clock() + budget_s, True
     tried: dict[Overrides, Tried | None] = {(): attempt((), budget_s)}
-    done = set[tuple[str | None, str]]()  # combinations that fit, or do not compile
-    least: dict[str | None, float] = collections.defaultdict(float)  # microbatches, by remat
-    for remat, shard, parts in [(run.model.remat, "", run.optim.accumulate), *candidates(run)]:
-        changes = _changes(run, remat, shard or run.mesh.shard, parts)
-        if (remat, shard) in done or parts < least[remat]:
+    settled = set[tuple[str | None, str]]()  # combinations that fit, or do not compile
+    min_accumulate: dict[str | None, float] = collections.defaultdict(
+        float
+    )  # microbatches, by remat
+    for remat, shard, accumulate in [(run.model.remat, "", run.optim.accumulate), *candidates(run)]:
+        changes = _changes(run, remat, shard or run.mesh.shard, accumulate)
+        if (remat, shard) in settled or accumulate < min_accumulate[remat]:
             continue
         if changes not in tried:
             left = ends - clock()
@@ -68,9 +70,11 @@ def search(
             tried[changes] = attempt(changes, left)
         each = tried[changes]
         if each is None or each.fits:
-            done.add((remat, shard))
+            settled.add((remat, shard))
         else:
-            least[remat] = max(least[remat], parts * each.needed / (each.needed + each.spare))
+            min_accumulate[remat] = max(
+                min_accumulate[remat], accumulate * each.needed / (each.needed + each.spare)
+            )
     compiled = [each for each in tried.values() if each is not None]
     compiled.sort(key=lambda each: (not each.fits, each.best if each.fits else each.needed))
     return compiled, complete
@@ -93,13 +97,13 @@ def candidates(run: config.Run) -> list[tuple[str | None, str, int]]:
 def microbatches(run: config.Run) -> list[int]:
     """Returns the values of optim.accumulate that divide the per-device batch size, ascending."""
     rows = run.data.batch_size // run.mesh.devices
-    return [parts for parts in range(1, rows + 1) if rows % parts == 0]
+    return [accumulate for accumulate in range(1, rows + 1) if rows % accumulate == 0]
 
 
-def _changes(run: config.Run, remat: str | None, shard: str, parts: int) -> Overrides:
+def _changes(run: config.Run, remat: str | None, shard: str, accumulate: int) -> Overrides:
     changes: list[str] = []
-    if parts != run.optim.accumulate:
-        changes += ["--optim.accumulate", str(parts)]
+    if accumulate != run.optim.accumulate:
+        changes += ["--optim.accumulate", str(accumulate)]
     if remat is not None and remat != run.model.remat:
         changes += ["--model.remat", remat]
     if shard != run.mesh.shard:

@@ -82,8 +82,8 @@ class Plan:
         """The page that ``jaxtrain plan`` prints, with arguments instead of flags."""
         from jaxtrain.planning import report
 
-        parts = ["\n".join(self.assumptions), report.text(self)]
-        return invocation.with_arguments("\n\n".join(filter(None, parts)))
+        blocks = ["\n".join(self.assumptions), report.text(self)]
+        return invocation.with_arguments("\n\n".join(filter(None, blocks)))
 
     def _repr_html_(self) -> str:
         return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
@@ -110,11 +110,11 @@ def make_plan(
     devices = run.mesh.devices
     nodes = -(-devices // gpus_per_node)
     time = step_time.step_time(step.cost, card, run.precision, efficiency)
-    given = input_rate.predict(
+    loading = input_rate.predict(
         run, min(devices, gpus_per_node), nodes, host, (time.best, time.worst)
     )
     bounds = {"yes": "input", "maybe": f"{time.bound} or input"}
-    bound = bounds.get(given.waits, time.bound)
+    bound = bounds.get(loading.waits, time.bound)
     return Plan(
         config=run.name,
         overrides=tuple(addresses.scrubbed(list(overrides))),
@@ -130,15 +130,15 @@ def make_plan(
         arithmetic_s=step_time.arithmetic(step.cost, card, run.precision),
         time=time,
         bound=bound,
-        input=given,
+        input=loading,
         run=prediction.run_time(
             run,
             step,
             time,
-            given,
+            loading,
             nodes=nodes,
             price=price,
-            preparation_s=prediction.preparation_s(preparation, nodes * given.cores),
+            preparation_s=prediction.preparation_s(preparation, nodes * loading.cores),
         ),
         preparation=tuple(preparation),
         assumptions=tuple(assumptions),
@@ -157,7 +157,7 @@ class Planner:
     def __init__(
         self,
         name: str,
-        typed: Sequence[str],
+        arguments: Sequence[str],
         gpu: str | None = None,
         devices: str | None = None,
         price: float | None = None,
@@ -165,18 +165,18 @@ class Planner:
         efficiency: Path | None = None,
     ) -> None:
         self._host = host
-        self.said: list[str] = []
-        self._name, self._typed, self._price = name, tuple(typed), price
+        self.messages: list[str] = []
+        self._name, self._arguments, self._price = name, tuple(arguments), price
         self._added: tuple[str, ...] = ()
         self._per_node = _GPUS_PER_NODE
-        run = overrides.apply(config.named(name), [*typed])
+        run = overrides.apply(config.named(name), [*arguments])
         if devices is None and run.mesh.auto:  # its batch may not fit the config's own devices
             nodes = -(-run.mesh.devices // _GPUS_PER_NODE)
             devices = f"{nodes}x{run.mesh.devices // nodes}"
         if devices is not None:
             nodes, self._per_node = parse_devices(devices)
             self._added = spread(run, nodes, self._per_node)
-            self.said.append(f"--gpus {devices}: {' '.join(self._added)}")
+            self.messages.append(f"--gpus {devices}: {' '.join(self._added)}")
         self._run = config.load(name, self.settings)
         wanted = self._run.mesh.devices
         if wanted > self._per_node and wanted % self._per_node:
@@ -189,7 +189,7 @@ class Planner:
         short = gpu or cards.card_of_config(self._run.name)
         if short is None:
             short = cards.usual_card(self._run.name)
-            self.said.append(
+            self.messages.append(
                 f"config {name} names no GPU: planning for {short} (choose another with --gpu)"
             )
         self._short, self._card = short, cards.card(short)
@@ -204,7 +204,7 @@ class Planner:
                 f"{self._card.name} (--gpu {self._short}): use a file measured on that GPU"
             )
         if measured.jax != now:
-            self.said.append(
+            self.messages.append(
                 f"{path} was measured with jax {measured.jax}; this is jax {now}, whose programs "
                 "may differ"
             )
@@ -213,7 +213,7 @@ class Planner:
     @property
     def settings(self) -> tuple[str, ...]:
         """All overrides of the config that is planned."""
-        return overrides.merged(self._typed, self._added)
+        return overrides.merged(self._arguments, self._added)
 
     def plan(self, changes: fit.Overrides = (), timeout_s: float = _TIMEOUT_S) -> Plan:
         """Compiles the config with changes and returns its plan."""
@@ -229,7 +229,7 @@ class Planner:
             efficiency=self._efficiency,
             overrides=settings,
             preparation=self._preparation,
-            assumptions=self.said,
+            assumptions=self.messages,
         )
 
     def check_compiler(self) -> None:
@@ -246,7 +246,7 @@ class Planner:
             missing = data.to_prepare(self._run.model, lambda line: None)
             return tuple(preparation.estimate for preparation in missing)
         except (InputError, RunAgain) as error:
-            self.said.append(f"preparing the data is not counted: {error}")
+            self.messages.append(f"preparing the data is not counted: {error}")
             return ()
 
     def search(
@@ -294,22 +294,22 @@ def predict(
     efficiency: Path | None = None,
 ) -> Plan:
     """Compiles the step for the GPUs and predicts the run; see :func:`jaxtrain.plan`."""
-    typed = [
+    arguments = [
         word
         for field, value in changes.items()
-        for word in (f"--{field}", *field_values.words(field_values.plain(value)))
+        for word in (f"--{field}", *field_values.as_arguments(field_values.plain(value)))
     ]
     if isinstance(name, config.Run):
-        given = config.equivalent_arguments(name)
-        if not given:
+        config_arguments = config.equivalent_arguments(name)
+        if not config_arguments:
             raise InputError(
                 f"the run {name.name!r} was not loaded from a config, and plan loads it again in "
                 "another process: pass a config's name or path, and overrides"
             )
-        name, typed = given[1], [*given[2:], *typed]
+        name, arguments = config_arguments[1], [*config_arguments[2:], *arguments]
     host = input_rate.Host(cores=cores, per_core=rate_per_core)
     check_numbers(host, price)
-    return Planner(name, typed, gpu, devices, price, host, efficiency).plan()
+    return Planner(name, arguments, gpu, devices, price, host, efficiency).plan()
 
 
 def check_numbers(host: input_rate.Host, price: float | None) -> None:

@@ -110,8 +110,8 @@ def memory(step: CompiledStep, card: Card, gpus_per_node: int) -> Memory:
         "program": float(cost.program),
         "cuDNN workspaces": CUDNN if cost.convolutions else 0.0,
     }
-    where = "one device" if devices == 1 else "one node"
-    nccl = NCCL["several nodes" if devices > gpus_per_node else where]
+    extent = "one device" if devices == 1 else "one node"
+    nccl = NCCL["several nodes" if devices > gpus_per_node else extent]
     outside = {"driver": DRIVER, "CUDA": CONTEXT, "NCCL": nccl}
     left = card.memory - sum(outside.values())
     capacity = min(MEMORY_FRACTION * (card.memory - DRIVER), left)
@@ -129,7 +129,7 @@ def run_time(
     run: config.Run,
     step: CompiledStep,
     time: StepTime,
-    given: Input,
+    loading: Input,
     *,
     nodes: int,
     price: float | None,
@@ -141,12 +141,12 @@ def run_time(
         time: of a step without waiting for input.
     """
     compute = (time.best, time.worst)
-    paced = tuple(max(pair) for pair in zip(compute, given.seconds, strict=True))
+    paced = tuple(max(pair) for pair in zip(compute, loading.seconds, strict=True))
     rates = (1 / paced[0], 1 / paced[1])
     if step.total is None:
         return RunTime(None, rates, None, None, price, None)
-    steps, every, compile_s = step.total, run.loop.replay_every, step.compile_s
-    replays = -(-steps // every) if every else 0  # and the last step
+    steps, replay_every, compile_s = step.total, run.loop.replay_every, step.compile_s
+    replays = -(-steps // replay_every) if replay_every else 0  # and the last step
     validations = steps // run.loop.eval_every if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
     forward = FORWARD * run.validation_scale
@@ -159,7 +159,7 @@ def run_time(
 
     def case(end: int) -> dict[str, float]:
         # Validation examples are loaded once, and then stay in the host's memory.
-        loading_s = given.seconds[end] if validations else 0.0
+        loading_s = loading.seconds[end] if validations else 0.0
         return {
             "start": START_S,
             "preparing data": preparation_s,

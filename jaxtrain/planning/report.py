@@ -150,11 +150,11 @@ def _step(plan: "Plan") -> str:
         lines.append(f"  cuDNN attention: {calls[0]} forward calls, {calls[1]} backward calls")
     if slow := kernels.get("other_convolutions"):
         lines.append(f"  {slow} convolutions without cuDNN: the step may be much slower")
-    (least, most), measured = time.efficiency, time.measured
-    how = f"{most:.0%} to {least:.0%} (assumed)"
+    (low, high), measured = time.efficiency, time.measured
+    efficiency = f"{high:.0%} to {low:.0%} (assumed)"
     if measured is not None:
-        how = f"{measured:.0%} (measured) +- {ERROR:.0%}"
-    spent = f"{_both(time.best, time.worst)} s, at {how}"
+        efficiency = f"{measured:.0%} (measured) +- {ERROR:.0%}"
+    spent = f"{_range(time.best, time.worst)} s, at {efficiency}"
     return "\n".join([*lines, f"  serial bound  {1000 * time.serial:9.2f} ms   {spent}"])
 
 
@@ -179,24 +179,24 @@ def _traffic(plan: "Plan") -> list[str]:
 
 
 def _input(plan: "Plan") -> str:
-    given, time = plan.input, plan.time
-    clips = KINDS[given.kind].unit == "clips" and not given.measured
+    host, time = plan.input, plan.time
+    clips = KINDS[host.kind].unit == "clips" and not host.measured
     unit = "clips/s" if clips else "examples/s"
-    assumed = f" ({CORES_PER_GPU} per GPU, assumed)" if given.assumed else ""
+    assumed = f" ({CORES_PER_GPU} per GPU, assumed)" if host.assumed else ""
     rows = plan.batch_size / plan.nodes
     waits = {"yes": "the GPUs wait", "maybe": "the GPUs may wait", "no": "the GPUs do not wait"}
-    needs = f"{_both(rows / time.worst, rows / time.best)} {unit} needed: {waits[given.waits]}"
+    needs = f"{_range(rows / time.worst, rows / time.best)} {unit} needed: {waits[host.waits]}"
     lines = [
         _wrapped(f"input per host, predicted: {needs}"),
-        f"  {_both(*given.rate)} {unit} by {given.workers} workers on {given.cores} cores{assumed}",
-        _wrapped(f"  {_both(*given.per_core)} {unit} per core: {given.what}"),
+        f"  {_range(*host.rate)} {unit} by {host.workers} workers on {host.cores} cores{assumed}",
+        _wrapped(f"  {_range(*host.per_core)} {unit} per core: {host.what}"),
     ]
-    if given.advice:
-        lines.append(_wrapped(f"  to wait less: {'; '.join(given.advice)}"))
+    if host.advice:
+        lines.append(_wrapped(f"  to wait less: {'; '.join(host.advice)}"))
     for estimate in plan.preparation:
         hours, size = estimate.core_s / HOUR_S, formats.size(estimate.bytes)
         first = "before the first step"
-        if estimate.core_s > MOST_PREPARATION_S * given.cores * plan.nodes:
+        if estimate.core_s > MOST_PREPARATION_S * host.cores * plan.nodes:
             first = "before the run, with prepare clips"
         lines.append(
             _wrapped(
@@ -209,14 +209,14 @@ def _input(plan: "Plan") -> str:
 def _run(plan: "Plan") -> str:
     run = plan.run
     fast, slow = run.steps_per_second
-    rate = f"{_both(slow, fast)} steps/s"
+    rate = f"{_range(slow, fast)} steps/s"
     if run.seconds is None:
         return (
             f"the run, predicted: {rate}\n"
             "  hours unknown: loop.epochs depends on the data;\n"
             "  set --loop.epochs None --loop.steps N"
         )
-    parts = [
+    items = [
         f"{name} {formats.hours(*(s / HOUR_S for s in span))}"
         for name, span in run.seconds.items()
         if span[1] >= 1
@@ -225,18 +225,18 @@ def _run(plan: "Plan") -> str:
         f"  up to the gate {gate}: {'; '.join(_hours_and_cost(hours, plan))}"
         for gate, hours in run.gates.items()
     ]
-    lines = [f"the run, predicted: {run.steps:,} steps at {rate}", f"  {'; '.join(parts)}", *gates]
+    lines = [f"the run, predicted: {run.steps:,} steps at {rate}", f"  {'; '.join(items)}", *gates]
     return "\n".join(map(_wrapped, lines))
 
 
 def _hours_and_cost(hours: Range | None, plan: "Plan") -> list[str]:
     if hours is None:
         return []
-    shown, price = [formats.hours(*hours)], plan.run.price
+    texts, price = [formats.hours(*hours)], plan.run.price
     cost = prediction.money(hours, plan.step.cost.devices, price)
     if cost is not None:
-        shown.append(f"cost {_span(*cost)} at {price:g} per GPU-hour")
-    return shown
+        texts.append(f"cost {_span(*cost)} at {price:g} per GPU-hour")
+    return texts
 
 
 def _span(cheap: float, dear: float) -> str:
@@ -247,8 +247,8 @@ def _wrapped(line: str) -> str:
     return textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _both(least: float, most: float) -> str:
-    return _rate(least) if least == most else f"{_rate(least)} to {_rate(most)}"
+def _range(low: float, high: float) -> str:
+    return _rate(low) if low == high else f"{_rate(low)} to {_rate(high)}"
 
 
 def _rate(value: float) -> str:

@@ -50,8 +50,8 @@ def without_compiler(
         "plan requires JAX's compiler for GPUs, but no GPU: install it, which takes some minutes "
         f"and 5 GB, with {versions.install('cuda12')}"
     )
-    found = [row for row in rows() if row.config == config]
-    row = next((row for row in found if row.gpu == gpu), None) or next(iter(found), None)
+    plans = [row for row in rows() if row.config == config]
+    row = next((row for row in plans if row.gpu == gpu), None) or next(iter(plans), None)
     if row is None:
         return message
     changed = " (without your changes)" if overrides or row.gpu != gpu else ""
@@ -61,13 +61,13 @@ def without_compiler(
 def described(row: Row, price: float | None = None) -> str:
     """Returns a plan in one line."""
     fast, slow = row.step_s
-    parts = [
+    items = [
         f"{row.needed_gib:.1f} of {row.capacity_gib:.1f} GiB per GPU",
         f"{fast:.3g} to {slow:.3g} s per step",
     ]
     if row.hours is not None:
-        parts.append(f"{row.steps:,} steps in {formats.hours(*row.hours)}")
+        items.append(f"{row.steps:,} steps in {formats.hours(*row.hours)}")
         cost = prediction.money(row.hours, row.gpus, price)
         if cost is not None:
-            parts.append(f"cost {cost[0]:,.0f} to {cost[1]:,.0f} at {price:g} per GPU-hour")
-    return f"on {row.gpus} x {cards.card(row.gpu).name}, jax {row.jax}: {'; '.join(parts)}"
+            items.append(f"cost {cost[0]:,.0f} to {cost[1]:,.0f} at {price:g} per GPU-hour")
+    return f"on {row.gpus} x {cards.card(row.gpu).name}, jax {row.jax}: {'; '.join(items)}"

@@ -101,14 +101,14 @@ def predict(plan: "Plan", price: float, preemptions: float) -> Spot | None:
     """
     if plan.run.seconds is None or plan.run.hours is None or plan.run.steps is None:
         return None
-    mean_s, parts = DAY_S / preemptions, plan.run.seconds
+    mean_s, by_phase = DAY_S / preemptions, plan.run.seconds
     state_s = plan.step.checkpoint / plan.nodes / prediction.SAVE_BYTES_PER_S
     save_s = prediction.SAVE_S + state_s
     begins = ("start", "compilation")
-    restart_s = REPLACE_S + state_s + sum(parts[name][0] for name in begins)
+    restart_s = REPLACE_S + state_s + sum(by_phase[name][0] for name in begins)
     every_s = best_interval_s(save_s, mean_s)
     first_s, training_s = [0.0, 0.0], [0.0, 0.0]
-    for name, span in parts.items():
+    for name, span in by_phase.items():
         for case in range(2):
             if name in (*begins, "preparing data"):
                 first_s[case] += span[case]

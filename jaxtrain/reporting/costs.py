@@ -18,7 +18,7 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
     longest = max((account.total_s for account in accounts.values() if account), default=0.0)
 
     def bar(account: times.Account, longest: float = longest) -> Html:
-        parts = [
+        segments = [
             element(
                 "span",
                 class_=f"time-{number}",
@@ -29,7 +29,7 @@ def where_time_went(runs: Sequence[RecordedRun]) -> Html:
             for number, (name, seconds) in enumerate(account.seconds.items())
             if seconds > 0
         ]
-        return element("div", *parts, class_="bar")
+        return element("div", *segments, class_="bar")
 
     def cell(category: str) -> Cell:
         def of(run: RecordedRun) -> object:
@@ -88,11 +88,11 @@ def _starts(
     if len(starts) > _STARTS:
         yield element("p", f"The newest {_STARTS} of {len(starts)} starts.", class_="note")
     for number, (attempt, account) in starts[-_STARTS:]:
-        words = (
+        text = (
             f"{label}start {number} from step {attempt.start['step']:,}: "
             f"{formats.seconds(account.total_s)}; {facts.how_ended(run, attempt)}"
         )
-        yield element("p", words, class_="note")
+        yield element("p", text, class_="note")
         yield bar(account, longest)
 
 
@@ -168,15 +168,17 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
         return peak and formats.large(peak, "FLOP/s")
 
     waited = middle("data_wait_fraction")
-    found = {run.label: planned.compared(run) for run in runs}
+    plans = {run.label: planned.compared(run) for run in runs}
 
     def beside_plan(name: str) -> Cell:
         def of(run: RecordedRun) -> object:
-            each = found[run.label].get(name)
-            if each is None:
+            compared = plans[run.label].get(name)
+            if compared is None:
                 return None
-            measured = NOTHING if each.measured is None else planned.shown(name, each.measured)
-            plan = f" planned {planned.shown(name, *each.planned)}"
+            measured = (
+                NOTHING if compared.measured is None else planned.formatted(name, compared.measured)
+            )
+            plan = f" planned {planned.formatted(name, *compared.planned)}"
             return joined([measured, element("small", plan)])
 
         return of

@@ -52,8 +52,8 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]
         if lines and not metric.better and _is_constant(lines):
             for kind in dict.fromkeys(line["kind"] for line in lines):
                 values = [line["value"][0] for line in lines if line["kind"] == kind]
-                shown = dict.fromkeys(formats.metric(value, metric.unit) for value in values)
-                constants.append(f"{kind}/{name} {' or '.join(shown)}")
+                texts = dict.fromkeys(formats.metric(value, metric.unit) for value in values)
+                constants.append(f"{kind}/{name} {' or '.join(texts)}")
         elif lines:
             # Plotly's own range around a single value is too narrow to read.
             single = len({value for line in lines for value in line["value"]}) == 1
@@ -85,18 +85,18 @@ def _is_constant(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def thin(
-    points: Sequence[tuple[int, float, float | None]], most: int
+    points: Sequence[tuple[int, float, float | None]], max_points: int
 ) -> list[tuple[int, float, float | None]]:
     """Thins a curve to its first and last point and each interval's lowest and highest point.
 
     Args:
         points: (step, time, value). A value of None is kept where its entire interval has only
             None.
-        most: maximum number of points, at least 4.
+        max_points: at least 4.
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return list(points)
-    intervals = (most - 2) // 2
+    intervals = (max_points - 2) // 2
     inside = points[1:-1]
     kept = {0, len(points) - 1}
     for number in range(intervals):

@@ -17,10 +17,10 @@ class Ending(NamedTuple):
     """The state of a run.
 
     Attributes:
-        word: "done", "running", "stopped", "failed", "killed" or "unknown".
+        state: "done", "running", "stopped", "failed", "killed" or "unknown".
     """
 
-    word: str
+    state: str
     sentence: str
 
 
@@ -55,8 +55,8 @@ def ending(run: RecordedRun) -> Ending:
         last = formats.moment(attempts[-1].last)
         return Ending("killed", f"no end was recorded; last record {last}")
     code, why = end.get("code"), str(end.get("why") or "")
-    words: dict[Any, str] = {DONE: "done", RUN_AGAIN: "stopped", INTERRUPTED: "stopped"}
-    return Ending(words.get(code, "failed"), why.removeprefix("done: ") or f"exit code {code}")
+    states: dict[Any, str] = {DONE: "done", RUN_AGAIN: "stopped", INTERRUPTED: "stopped"}
+    return Ending(states.get(code, "failed"), why.removeprefix("done: ") or f"exit code {code}")
 
 
 def how_ended(run: RecordedRun, attempt: times.Attempt) -> str:
@@ -85,20 +85,20 @@ def steps_of_run(run: RecordedRun) -> int | None:
 
 def gates(run: RecordedRun) -> dict[str, str]:
     """Returns each gate of ``loop.gates``, and what the run showed of it."""
-    shown = {}
+    outcomes = {}
     for text in run.config.get("loop", {}).get("gates") or ():
         gate = Gate.parse(text)
         decided = gate.decided_by((record["step"], record) for record in run.records)
         if decided is None:
-            shown[text] = "not decided yet"
+            outcomes[text] = "not decided yet"
             continue
         step, value = decided
         unit = metrics.describe(gate.metric, run.metrics).unit
-        shown[text] = (
+        outcomes[text] = (
             f"{'met' if gate.is_met(value) else 'not met'}: {formats.metric(value, unit)} at step "
             f"{step:,}"
         )
-    return shown
+    return outcomes
 
 
 def span(run: RecordedRun) -> tuple[float, float] | None:

@@ -19,9 +19,9 @@ def escaped(value: object) -> Html:
     return value if isinstance(value, Html) else Html(html.escape(str(value)))
 
 
-def joined(parts: Iterable[object], between: str = "") -> Html:
+def joined(values: Iterable[object], between: str = "") -> Html:
     """Escapes and joins several values."""
-    return Html(html.escape(between).join(escaped(part) for part in parts))
+    return Html(html.escape(between).join(escaped(value) for value in values))
 
 
 def element(tag: str, *children: object, **attributes: object) -> Html:
@@ -31,13 +31,13 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
         attributes: ``class_`` is class, ``data_run`` is data-run. True gives an attribute without a
             value; False and None omit it.
     """
-    parts = [tag]
+    opening = [tag]
     for name, value in attributes.items():
         if value is None or value is False:
             continue
         name = name.rstrip("_").replace("_", "-")
-        parts.append(name if value is True else f'{name}="{html.escape(str(value))}"')
-    opened = Html(f"<{' '.join(parts)}>")
+        opening.append(name if value is True else f'{name}="{html.escape(str(value))}"')
+    opened = Html(f"<{' '.join(opening)}>")
     return opened if tag in _VOID else Html(f"{opened}{joined(children)}</{tag}>")
 
 
@@ -51,8 +51,8 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
         for row in rows
     )
     above = element("thead", top) if head else ""
-    made = element("table", above, element("tbody", *body))
-    return element("div", made, class_="scrolls", tabindex="0")
+    built = element("table", above, element("tbody", *body))
+    return element("div", built, class_="scrolls", tabindex="0")
 
 
 def json_text(value: Any) -> Html:

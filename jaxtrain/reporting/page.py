@@ -67,7 +67,7 @@ def page(runs: Sequence[RecordedRun]) -> str:
         runs,
         title=", ".join(run.label for run in runs),
         head=[sections.head(runs), *(configs if several else ())],
-        rest=[
+        tail=[
             samples.samples(runs),
             costs.where_time_went(runs),
             element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
@@ -87,11 +87,11 @@ def comparison(title: str, answer: Sequence[object], runs: Sequence[RecordedRun]
     head = [element("header", element("h1", title), *answer)]
     if runs:
         head.append(sections.configs(runs[:2]))
-    return _filled(runs, title=title, head=head, rest=())
+    return _filled(runs, title=title, head=head, tail=())
 
 
 def _filled(
-    runs: Sequence[RecordedRun], *, title: str, head: Sequence[Html], rest: Sequence[Html]
+    runs: Sequence[RecordedRun], *, title: str, head: Sequence[Html], tail: Sequence[Html]
 ) -> str:
     charts, notes = curves.charts(runs)
     notes += [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
@@ -101,7 +101,7 @@ def _filled(
         title=escaped(title),
         style=_shipped("colors.css") + _shipped("page.css"),
         body=joined(
-            [*head, *([sections.curves(runs, notes)] if runs else []), *rest, _foot()], "\n"
+            [*head, *([sections.curves(runs, notes)] if runs else []), *tail, _foot()], "\n"
         ),
         data=json_text(data),
         plotly=_plotly() if charts else "",

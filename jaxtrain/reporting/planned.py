@@ -59,23 +59,23 @@ def compared(run: RecordedRun) -> dict[str, Compared]:
         return {}
     gib, step, loading = newest
     began = [attempt.began for attempt, _ in starts]
-    windows: list[list[tuple[float, float]]] = [[] for _ in starts]
+    intervals: list[list[tuple[float, float]]] = [[] for _ in starts]
     peaks = []
     for record in run.records:
         start = max(0, bisect.bisect(began, record["time"]) - 1)
         if plans[start] == newest and (rate := record.get("train/steps_per_second")):
-            windows[start].append((1 / rate, record.get("train/data_wait_fraction") or 0.0))
+            intervals[start].append((1 / rate, record.get("train/data_wait_fraction") or 0.0))
             peaks.append(record.get("train/gpu_memory_usage"))
     known = {MEMORY: Compared((gib, gib), max(filter(None, peaks), default=None))}
     if step is None:
         return known
-    # The first window of a start includes that of the workers.
-    usual = [window for of_start in windows for window in of_start[1:]]
+    # The first interval of a start includes that of the workers.
+    usual = [interval for of_start in intervals for interval in of_start[1:]]
     alone = statistics.median(took * (1 - wait) for took, wait in usual) if usual else None
     wait = statistics.median(wait for _, wait in usual) if usual else None
     known[STEP] = Compared(step, alone)
-    least, most = (max(0.0, 1 - step[1 - end] / loading[end]) for end in (0, 1))
-    known[WAIT] = Compared((least, most), wait)
+    low, high = (max(0.0, 1 - step[1 - end] / loading[end]) for end in (0, 1))
+    known[WAIT] = Compared((low, high), wait)
     hours = _all_steps([(account, plan) for (_, account), plan in zip(starts, plans, strict=True)])
     return known | ({HOURS: hours} if hours else {})
 
@@ -86,18 +86,18 @@ def deviations(run: RecordedRun) -> Iterator[str]:
         if measured is None or (name == HOURS and planned[1] < _LEAST_S):
             continue
         # A wait counts by how far it prolongs a step.
-        least, most, value = (
+        low, high, value = (
             1 / max(1e-3, 1 - each) if name == WAIT else each for each in (*planned, measured)
         )
         above, below = _REASONS[name]
-        if value > (1 + _MOST) * most or value < (1 - _MOST) * least:
+        if value > (1 + _MOST) * high or value < (1 - _MOST) * low:
             yield (
-                f"{name}: {shown(name, measured)} measured, {shown(name, *planned)} planned; "
-                f"likely: {reason or (above if value > most else below)}"
+                f"{name}: {formatted(name, measured)} measured, {formatted(name, *planned)} "
+                f"planned; likely: {reason or (above if value > high else below)}"
             )
 
 
-def shown(name: str, *values: float) -> str:
+def formatted(name: str, *values: float) -> str:
     """Formats a value or a range of a quantity."""
     if name == HOURS:
         return formats.hours(values[0] / 3600, values[-1] / 3600)
@@ -116,16 +116,16 @@ def _plan(events: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any] | None:
 def _all_steps(
     starts: Sequence[tuple[times.Account, tuple[Any, Any, Any] | None]],
 ) -> Compared | None:
-    least = most = 0.0
+    low = high = 0.0
     for account, plan in starts:
         if account.kept_steps:
             if plan is None or plan[1] is None:
                 return None
-            least += account.kept_steps * max(plan[1][0], plan[2][0])
-            most += account.kept_steps * max(plan[1][1], plan[2][1])
+            low += account.kept_steps * max(plan[1][0], plan[2][0])
+            high += account.kept_steps * max(plan[1][1], plan[2][1])
     names = (times.STEPS, *_LOST)
     spent = {name: math.fsum(each.seconds[name] for each, _ in starts) for name in names}
     measured = sum(spent.values())
     lost = max(_LOST, key=lambda name: spent[name])
-    reason = _LOST[lost] if spent[lost] > (measured - most) / 2 > 0 else ""
-    return Compared((least, most), measured, reason)
+    reason = _LOST[lost] if spent[lost] > (measured - high) / 2 > 0 else ""
+    return Compared((low, high), measured, reason)

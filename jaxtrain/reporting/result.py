@@ -92,16 +92,16 @@ class TrainResult:
             for name, value in last.items()
         )
         image = next((path for path in self.samples[::-1] if path.suffix == ".png"), None)
-        shown = ""
+        figure = ""
         if image is not None and image.stat().st_size <= _LARGEST_IMAGE:
             data = base64.b64encode(image.read_bytes()).decode()
-            shown = (
+            figure = (
                 f'<img alt="{html.escape(image.stem)}" style="max-width: 100%; display: block" '
                 f'src="data:image/png;base64,{data}">'
             )
         return (
             f"<div><p><code>{html.escape(repr(self))}</code></p>"
-            f"<table><tr><th>metric</th><th>first</th><th>newest</th></tr>{rows}</table>{shown}</div>"
+            f"<table><tr><th>metric</th><th>first</th><th>newest</th></tr>{rows}</table>{figure}</div>"
         )
 
 

@@ -57,20 +57,20 @@ class RecordedRun:
         return next((record for record in reversed(self.history) if record["event"] == event), {})
 
 
-def check(directory: Path, given: object) -> None:
+def check(directory: Path, display_path: object) -> None:
     """Checks that a folder is a run directory.
 
     Args:
         directory: absolute path.
-        given: the path as you typed it.
+        display_path: as you typed it.
 
     Raises:
         InputError: it is not a run directory; the message suggests one.
     """
     if not directory.exists():
-        raise InputError(f"report {given}: no such folder; pass a run directory")
+        raise InputError(f"report {display_path}: no such folder; pass a run directory")
     if not directory.is_dir():
-        raise InputError(f"report {given}: this is a file; pass a run directory")
+        raise InputError(f"report {display_path}: this is a file; pass a run directory")
     if _is_run(directory):
         return
     near = next((folder for folder in directory.parents if _is_run(folder)), None)
@@ -78,8 +78,8 @@ def check(directory: Path, given: object) -> None:
         below = [folder for folder in directory.glob("*/") if _is_run(folder)]
         near = max(below, key=lambda folder: folder.name, default=None)
     raise InputError(
-        f"report {given}: this folder contains no {CONFIG}, {METRICS}, or {HISTORY}; pass a run "
-        f"directory, such as {near or 'output/latest'}"
+        f"report {display_path}: this folder contains no {CONFIG}, {METRICS}, or {HISTORY}; pass a "
+        f"run directory, such as {near or 'output/latest'}"
     )
 
 

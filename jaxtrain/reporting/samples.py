@@ -52,29 +52,29 @@ def stored(directory: Path) -> list[list[Sample]]:
     return [sorted(groups[key], key=lambda sample: sample.step) for key in sorted(groups)]
 
 
-def fitting(samples: Sequence[Sample], most: int) -> list[Sample]:
+def fitting(samples: Sequence[Sample], max_bytes: int) -> list[Sample]:
     """Returns the samples that fit into a number of bytes, smallest first."""
     kept: list[Sample] = []
     total = 0
     for sample in sorted(samples, key=lambda sample: sample.size):
         total += sample.size
-        if total <= most:
+        if total <= max_bytes:
             kept.append(sample)
     return kept
 
 
-def slider_steps(samples: Sequence[Sample], most: int) -> list[int]:
+def slider_steps(samples: Sequence[Sample], max_bytes: int) -> list[int]:
     """Returns the earlier steps whose samples fit into the page: all, or every 2nd, 4th, and so on.
 
     Args:
         samples: those of earlier steps.
-        most: limit of their total size in bytes.
+        max_bytes: of all of them.
     """
     sizes: dict[int, int] = {}
     for sample in samples:
         sizes[sample.step] = sizes.get(sample.step, 0) + sample.size
     steps = sorted(sizes)
-    while len(steps) > _MOST_STEPS or sum(sizes[step] for step in steps) > most:
+    while len(steps) > _MOST_STEPS or sum(sizes[step] for step in steps) > max_bytes:
         steps = steps[1::2]
     return steps
 
@@ -89,14 +89,14 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
     left = MOST_BYTES - sum(sample.size for sample in kept)
     chosen = set(slider_steps(earlier, min(left, MOST_EARLIER_BYTES)))
     steps = sorted(chosen | {sample.step for sample in kept})
-    parts: list[object] = []
+    blocks: list[object] = []
     for index, groups in enumerate(shown_groups):
         if groups:
             figures = (
                 _figure([*(sample for sample in group[:-1] if sample.step in chosen), group[-1]])
                 for group in groups
             )
-            parts += [heading(runs, index), element("div", *figures, class_="samples")]
+            blocks += [heading(runs, index), element("div", *figures, class_="samples")]
     notes = []
     if any(sample.name == "reconstruction" for sample in newest):
         notes.append(_ROWS)
@@ -107,7 +107,7 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
     if omitted := [sample for sample in newest if sample not in kept]:
         names = ", ".join(sample.path.name for sample in omitted)
         notes.append(f"Omitted to keep the page small: {names}.")
-    return section("Samples", _slider(steps), *parts, note=" ".join(notes)) if newest else Html("")
+    return section("Samples", _slider(steps), *blocks, note=" ".join(notes)) if newest else Html("")
 
 
 def _slider(steps: Sequence[int]) -> Html:
@@ -123,8 +123,8 @@ def _slider(steps: Sequence[int]) -> Html:
         value=len(steps) - 1,
         data_steps=" ".join(map(str, steps)),
     )
-    shown = element("output", f"{steps[-1]:,}", for_="sample-step")
-    label = element("label", "step ", slider, shown, class_="steps")
+    output = element("output", f"{steps[-1]:,}", for_="sample-step")
+    label = element("label", "step ", slider, output, class_="steps")
     return element("div", label, class_="controls", id="sample-controls", hidden=True)
 
 
@@ -133,9 +133,9 @@ def _figure(group: Sequence[Sample]) -> Html:
     newest = group[-1]
     step = element("span", f"{newest.step:,}", class_="at")
     caption = element("figcaption", f"{newest.name} ", element("small", "after step ", step))
-    shown = [_content(sample, hidden=sample is not newest) for sample in group]
+    contents = [_content(sample, hidden=sample is not newest) for sample in group]
     text = newest.path.suffix == ".txt"
-    return element("figure", caption, *shown, class_="text" if text else None)
+    return element("figure", caption, *contents, class_="text" if text else None)
 
 
 def _content(sample: Sample, *, hidden: bool) -> Html:

@@ -46,16 +46,18 @@ def side_by_side(
     runs: Sequence[RecordedRun], rows: Iterable[tuple[object, Cell]], *, mark: bool = False
 ) -> Html:
     """Builds a table with a column for each run; omits rows without any value."""
-    shown = []
+    table_rows = []
     for name, cell in rows:
         cells = [cell(run) for run in runs]
         if all(value is None for value in cells):
             continue
         values = [NOTHING if value is None else value for value in cells]
         differs = mark and len(set(map(str, values))) > 1
-        shown.append([name, *(element("mark", value) if differs else value for value in values)])
+        table_rows.append(
+            [name, *(element("mark", value) if differs else value for value in values)]
+        )
     head = ["", *(named(runs, index) for index in range(len(runs)))] if len(runs) > 1 else []
-    return table(head, shown) if shown else Html("")
+    return table(head, table_rows) if table_rows else Html("")
 
 
 def head(runs: Sequence[RecordedRun]) -> Html:
@@ -83,42 +85,44 @@ def head(runs: Sequence[RecordedRun]) -> Html:
     if len(runs) == 1:
         run = runs[0]
         when = facts.span(run)
-        since = f"started {formats.moment(when[0])}" if when else ""
+        started = f"started {formats.moment(when[0])}" if when else ""
         cards = [
-            element("div", element("dt", name), element("dd", shown))
+            element("div", element("dt", name), element("dd", content))
             for name, cell in rows
-            if (shown := cell(run)) is not None
+            if (content := cell(run)) is not None
         ]
-        parts = [
+        blocks = [
             element("h1", names[0]),
             element("p", _state(run), class_="state"),
-            element("p", element("span", str(run.directory)), since, class_="path"),
+            element("p", element("span", str(run.directory)), started, class_="path"),
             element("dl", *cards, class_="cards"),
         ]
     else:
         title = element("h1", f"{len(runs)} runs: {', '.join(names)}")
-        parts = [title, side_by_side(runs, [("state", _state), *rows, ("started", _started)])]
+        blocks = [title, side_by_side(runs, [("state", _state), *rows, ("started", _started)])]
     problems = [
         element("li", element("b", f"{run.label}: ") if len(runs) > 1 else "", line)
         for run in runs
         for line in (*run.problems, *planned.deviations(run))
     ]
     if problems:
-        parts.append(element("ul", *problems, class_="hint"))
-    return element("header", *parts)
+        blocks.append(element("ul", *problems, class_="hint"))
+    return element("header", *blocks)
 
 
 def _state(run: RecordedRun) -> Html:
     state = facts.ending(run)
-    pill = element("span", state.word, class_=f"pill {state.word}")
+    pill = element("span", state.state, class_=f"pill {state.state}")
     return joined([pill, " ", state.sentence])
 
 
 def _steps(run: RecordedRun) -> object:
-    done, total = facts.steps_done(run), facts.steps_of_run(run)
-    if done is None:
+    completed, total = facts.steps_done(run), facts.steps_of_run(run)
+    if completed is None:
         return None
-    return joined([f"{done:,}", element("small", f" of {total:,}") if total is not None else ""])
+    return joined(
+        [f"{completed:,}", element("small", f" of {total:,}") if total is not None else ""]
+    )
 
 
 def _running_time(run: RecordedRun) -> object:
@@ -240,8 +244,8 @@ def configs(runs: Sequence[RecordedRun]) -> Html:
         none = element("p", "None: the runs have the same config.", class_="none")
         first: Html = of(differing, mark=True) or none
     else:
-        title, typed = "Set on the command line", _from_command_line(runs[0])
-        first = of(name for name in names if name in typed)
+        title, set_names = "Set on the command line", _from_command_line(runs[0])
+        first = of(name for name in names if name in set_names)
     summary = element("summary", f"All {len(names)} values")
     everything = element("details", summary, of(names, mark=several))
     return section("Config", element("h3", title) if first else "", first, everything)
@@ -286,7 +290,7 @@ def hardware(runs: Sequence[RecordedRun]) -> Html:
 
 def starts(runs: Sequence[RecordedRun]) -> Html:
     """Shows each start: where it resumed from, how it ended, what had changed before it."""
-    parts: list[object] = []
+    blocks: list[object] = []
     for index, run in enumerate(runs):
         attempts = times.attempts(run.history)
         rows = []
@@ -307,8 +311,8 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
             )
         if rows:
             columns = ["", "started", "from", "steps", "duration", "end", "changes"]
-            parts += [heading(runs, index), table(columns, rows)]
-    return section("Starts", *parts)
+            blocks += [heading(runs, index), table(columns, rows)]
+    return section("Starts", *blocks)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,7 @@ _ENDING = ".,;:!)]}"
 _LONGEST = 2**13  # characters; what common servers accept
 
 
-class Parts(NamedTuple):
+class SplitAddress(NamedTuple):
     """The parts of a URL.
 
     Attributes:
@@ -77,7 +77,7 @@ def is_address(text: str) -> bool:
     return _ADDRESS.match(text.lstrip()) is not None
 
 
-def split(address: str) -> Parts:
+def split(address: str) -> SplitAddress:
     """Splits a URL. Drops an http fragment; in a bucket, # is an ordinary character."""
     match = _ADDRESS.match(address.strip())
     assert match, "is_address() holds"
@@ -86,7 +86,7 @@ def split(address: str) -> Parts:
         rest = rest.partition("#")[0]
     before, _, query = rest.partition("?")
     host, slash, path = before.partition("/")
-    return Parts(scheme, host, slash + path, query)
+    return SplitAddress(scheme, host, slash + path, query)
 
 
 def check(address: str, flag: str) -> None:
@@ -102,28 +102,28 @@ def check(address: str, flag: str) -> None:
             f"{flag} {split(address).scheme[:20]}://... has {len(address):,} characters, and the "
             f"limit is {_LONGEST:,}: use a shorter URL"
         )
-    parts, shown = split(address), public(address)
-    if parts.scheme not in SCHEMES:
+    url, public_address = split(address), public(address)
+    if url.scheme not in SCHEMES:
         raise InputError(
-            f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3://, or "
-            "gs://"
+            f"{flag} {public_address}: unknown scheme {url.scheme}://: use a path, https://, "
+            "s3://, or gs://"
         )
-    if not (_HOST if parts.scheme in HTTP else _BUCKET).fullmatch(parts.host):
-        what = "host" if parts.scheme in HTTP else "bucket"
+    if not (_HOST if url.scheme in HTTP else _BUCKET).fullmatch(url.host):
+        kind = "host" if url.scheme in HTTP else "bucket"
         raise InputError(
-            f"{flag} {parts.scheme}://...: what follows :// is not a {what}: write "
-            f"{parts.scheme}://{what.upper()}/PATH"
+            f"{flag} {url.scheme}://...: what follows :// is not a {kind}: write "
+            f"{url.scheme}://{kind.upper()}/PATH"
         )
     if not address.strip().isprintable():
-        raise InputError(f"{flag} {shown!r} contains a control character: remove it")
-    if parts.query == _HIDDEN:
+        raise InputError(f"{flag} {public_address!r} contains a control character: remove it")
+    if url.query == _HIDDEN:
         raise InputError(
-            f"{flag} {shown} is a recorded URL without its query: pass the complete URL"
+            f"{flag} {public_address} is a recorded URL without its query: pass the complete URL"
         )
-    if parts.query and _NOT_IN_TEXT.search(address.strip()):
+    if url.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(
-            f"{flag} {shown} has a query and contains a space, quote, or angle bracket: write %20, "
-            "%22, %27, %3C, or %3E"
+            f"{flag} {public_address} has a query and contains a space, quote, or angle bracket: "
+            "write %20, %22, %27, %3C, or %3E"
         )
 
 
@@ -172,15 +172,15 @@ def identity(address: str) -> str:
 
     May contain secrets: only hash it. A URL without a query is unchanged.
     """
-    parts = split(address)
-    kept = _kept(parts.query)
-    return f"{parts.scheme}://{parts.host}{parts.path}" + (f"?{kept}" if kept else "")
+    url = split(address)
+    kept = _kept(url.query)
+    return f"{url.scheme}://{url.host}{url.path}" + (f"?{kept}" if kept else "")
 
 
 def public(address: str) -> str:
     """Returns a URL as it may be recorded and printed; public URLs are unchanged."""
     match = _ADDRESS.fullmatch(address.strip())
-    return scrub(address) if match is None else _shown(f"{match[1]}://", match[2])
+    return scrub(address) if match is None else _public(f"{match[1]}://", match[2])
 
 
 def name_of(address: str) -> str:
@@ -189,9 +189,9 @@ def name_of(address: str) -> str:
     The hash precedes the suffix, ``a.org/x/b.query-f94e14b94966.mp4``, so that the name works as a
     file name.
     """
-    parts = split(address)
-    name = f"{parts.host}{parts.path}".strip("/")
-    kept = _kept(parts.query)
+    url = split(address)
+    name = f"{url.host}{url.path}".strip("/")
+    kept = _kept(url.query)
     if not kept:
         return name
     folder, slash, last = name.rpartition("/")
@@ -223,7 +223,7 @@ def scrubbed(value: T) -> T:
 
 def _replaced(match: re.Match[str]) -> str:
     rest = match["rest"].rstrip(_ENDING)
-    return _shown(match["start"], rest) + match["rest"][len(rest) :]
+    return _public(match["start"], rest) + match["rest"][len(rest) :]
 
 
 def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
@@ -253,7 +253,7 @@ def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
     return 0, secret.end()
 
 
-def _shown(start: str, rest: str) -> str:
+def _public(start: str, rest: str) -> str:
     user, _ = _user_end(rest)
     rest = f"***@{rest[user:]}" if user else rest
     if start.lower().startswith(HTTP):

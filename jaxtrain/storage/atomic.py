@@ -167,18 +167,18 @@ def sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-# Maximum size of pieces kept in memory while the disk is full.
+# Maximum size of chunks kept in memory while the disk is full.
 _MAX_WAITING_BYTES = 2**24
 
 
 class Appended:
-    """An append-only file. Each piece is written to the operating system at once, or not at all.
+    """An append-only file. Each chunk is written to the operating system at once, or not at all.
 
-    The file is opened for the first piece, and again after a failure. What could not be written is
-    kept in memory and written before the next piece.
+    The file is opened for the first chunk, and again after a failure. What could not be written is
+    kept in memory and written before the next chunk.
 
     Args:
-        path: the file; its folder is created for the first piece.
+        path: the file; its folder is created for the first chunk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -187,30 +187,30 @@ class Appended:
         self._waiting: list[bytes | Callable[[], None]] = []
         self._made = False
 
-    def append(self, piece: bytes) -> None:
-        """Appends a piece.
+    def append(self, chunk: bytes) -> None:
+        """Appends a chunk.
 
         Raises:
-            OSError: nothing of the piece is in the file. It is written again with the next one;
-                beyond 16 MiB of such pieces, the newest are lost.
+            OSError: nothing of the chunk is in the file. It is written again with the next one;
+                beyond 16 MiB of such chunks, the newest are lost.
         """
-        self._waiting.append(piece)
+        self._waiting.append(chunk)
         self._settle()
 
     def change(self, action: Callable[[], None]) -> None:
-        """Changes the file once all earlier pieces are written.
+        """Changes the file once all earlier chunks are written.
 
         Args:
             action: changes the file, which is closed; must be repeatable after an OSError.
 
         Raises:
-            OSError: the file could not be changed; this is retried before the next piece.
+            OSError: the file could not be changed; this is retried before the next chunk.
         """
         self._waiting.append(action)
         self._settle()
 
     def close(self) -> None:
-        """Closes the file, after a last attempt to write what is kept; a later piece reopens it."""
+        """Closes the file, after a last attempt to write what is kept; a later chunk reopens it."""
         with contextlib.suppress(OSError, InputError):
             self._settle()
         self._close()
@@ -225,9 +225,9 @@ class Appended:
                     self._close()
                     first()
             except OSError:
-                pieces = [piece for piece in self._waiting if isinstance(piece, bytes)]
-                if sum(map(len, pieces)) > _MAX_WAITING_BYTES:
-                    self._waiting.remove(pieces[-1])
+                chunks = [chunk for chunk in self._waiting if isinstance(chunk, bytes)]
+                if sum(map(len, chunks)) > _MAX_WAITING_BYTES:
+                    self._waiting.remove(chunks[-1])
                 raise
             self._waiting.pop(0)
 
@@ -243,7 +243,7 @@ class Appended:
             if os.write(self._descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         except OSError:
-            with contextlib.suppress(OSError):  # no partial pieces
+            with contextlib.suppress(OSError):  # no partial chunks
                 os.ftruncate(self._descriptor, size)
             self._close()
             raise
@@ -293,15 +293,15 @@ def expanded(path: str | Path) -> Path:
         InputError: the path begins with ~, and the home folder is unknown.
     """
     try:
-        given = Path(path).expanduser()
+        full_path = Path(path).expanduser()
     except RuntimeError:  # for example in a container without HOME or a user name
         raise InputError(
             f"{path}: the home folder for ~ is unknown: pass the full path, or set HOME"
         ) from None
-    for parent in (given, *given.parents):
+    for parent in (full_path, *full_path.parents):
         if parent.name == LATEST and (named := _named_by(parent)) is not None:
-            return named / given.relative_to(parent)
-    return given
+            return named / full_path.relative_to(parent)
+    return full_path
 
 
 def _named_by(file: Path) -> Path | None:
@@ -384,16 +384,16 @@ def _check_json(content: Any) -> None:
     raise RecursionError
 
 
-_PIECE_BYTES = 2**16
+_CHUNK_BYTES = 2**16
 
 
 def drop_torn_line(path: Path) -> None:
     """Drops an unfinished last line, left by a killed process."""
     with open(path, "rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
-        for start in range(size - size % _PIECE_BYTES, -1, -_PIECE_BYTES):
+        for start in range(size - size % _CHUNK_BYTES, -1, -_CHUNK_BYTES):
             file.seek(start)
-            end = start + file.read(_PIECE_BYTES).rfind(b"\n") + 1
+            end = start + file.read(_CHUNK_BYTES).rfind(b"\n") + 1
             if end > start:
                 break
         if end < size:

@@ -103,23 +103,25 @@ def normalized(url: str, flag: str) -> str:
     """
     if match := re.fullmatch(r"(s3|gs|gcs):/+(.*)", url.strip()):
         url = f"{match[1]}://{match[2]}"
-    shown = addresses.public(url)
+    public_url = addresses.public(url)
     if not addresses.is_address(url):
         raise InputError(
-            f"{flag} {shown}: not a bucket: write s3://BUCKET/PATH or gs://BUCKET/PATH"
+            f"{flag} {public_url}: not a bucket: write s3://BUCKET/PATH or gs://BUCKET/PATH"
         )
     addresses.check(url, flag)
-    parts = addresses.split(url)
-    if parts.scheme not in SCHEMES:
-        raise InputError(f"{flag} {shown}: use a local folder, s3://BUCKET/PATH, or gs://...")
-    if parts.query:
-        raise InputError(f"{flag} {shown} has a query: remove what follows the question mark")
-    names = [name for name in parts.path.split("/") if name]
+    address = addresses.split(url)
+    if address.scheme not in SCHEMES:
+        raise InputError(f"{flag} {public_url}: use a local folder, s3://BUCKET/PATH, or gs://...")
+    if address.query:
+        raise InputError(f"{flag} {public_url} has a query: remove what follows the question mark")
+    names = [name for name in address.path.split("/") if name]
     if not names or any(name in (".", "..") for name in names):
         raise InputError(
-            f"{flag} {shown} is not a folder in a bucket: write {parts.scheme}://BUCKET/PATH"
+            f"{flag} {public_url} is not a folder in a bucket: write {address.scheme}://BUCKET/PATH"
         )
-    return f"{'gs' if parts.scheme == 'gcs' else parts.scheme}://{parts.host}/{'/'.join(names)}"
+    return (
+        f"{'gs' if address.scheme == 'gcs' else address.scheme}://{address.host}/{'/'.join(names)}"
+    )
 
 
 def _patient(
@@ -179,25 +181,29 @@ class Bucket:
                 with a negative number if they are lost, because the upload failed.
         """
         size = data.stat().st_size if isinstance(data, Path) else len(data)
-        part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        part_bytes = max(_PART_BYTES, -(-size // _MOST_PARTS))
         counted = 0
 
-        def pieces(path: Path) -> Iterator[bytes]:
+        def chunks(path: Path) -> Iterator[bytes]:
             nonlocal counted
             with path.open("rb") as file:
                 for number in itertools.count():
-                    if not (piece := file.read(part)):
+                    if not (chunk := file.read(part_bytes)):
                         return
-                    yield piece
+                    yield chunk
                     if number > _PARTS_AT_ONCE:  # one of them must have been taken
-                        counted += part
-                        sent(part)
+                        counted += part_bytes
+                        sent(part_bytes)
 
-        content = pieces(data) if isinstance(data, Path) and size > part else data
+        content = chunks(data) if isinstance(data, Path) and size > part_bytes else data
         try:
-            with self._copying(data, size, part), self._explained(f"write {name}"):
+            with self._copying(data, size, part_bytes), self._explained(f"write {name}"):
                 obstore.put(
-                    self._store, name, content, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
+                    self._store,
+                    name,
+                    content,
+                    chunk_size=part_bytes,
+                    max_concurrency=_PARTS_AT_ONCE,
                 )
         except BaseException:
             sent(-counted)
@@ -248,7 +254,7 @@ class Bucket:
         name: str,
         path: Path,
         *,
-        most: int | None = None,
+        max_bytes: int | None = None,
         size: int | None = None,
         received: Callable[[int], object] = lambda count: None,
     ) -> bool:
@@ -258,7 +264,7 @@ class Bucket:
 
         Args:
             path: the file; replaced if it exists.
-            most: bytes that the object may have; None without a limit.
+            max_bytes: that the object may have; None without a limit.
             size: bytes of the object, if they are known: the store is not asked first, and
                 :meth:`read` raises if it has fewer or none.
             received: called with the number of bytes of each part, and may raise.
@@ -269,7 +275,7 @@ class Bucket:
         about = self.about(name) if size is None else (size, "")
         if about is None:
             return False
-        self._check_size(name, about[0], most)
+        self._check_size(name, about[0], max_bytes)
         path.unlink(missing_ok=True)
         with path.open("xb") as file, self._copying(path, about[0], _PART_BYTES):
             for part in self._parts(name, *about):
@@ -301,7 +307,7 @@ class Bucket:
                 happened = "changed"
         raise Unavailable(f"{self.url}/{name} {happened} while it was read: start again")
 
-    def fetch(self, name: str, path: Path, most: int | None = None) -> bool:
+    def fetch(self, name: str, path: Path, max_bytes: int | None = None) -> bool:
         """Copies an object to a file, which appears complete or not at all.
 
         Args:
@@ -311,18 +317,18 @@ class Bucket:
             Whether there is such an object; without one, the file is unchanged.
         """
         with contextlib.suppress(_Absent), atomic.appearing(path) as beside:
-            if not self.download(name, beside, most=most):
+            if not self.download(name, beside, max_bytes=max_bytes):
                 raise _Absent
             return True
         return False
 
     def _copying(
-        self, data: bytes | Path, size: int, part: int
+        self, data: bytes | Path, size: int, part_bytes: int
     ) -> contextlib.AbstractContextManager[None]:
         """Waits until memory for the parts of a file is free."""
         if isinstance(data, bytes):  # it has its memory already
             return contextlib.nullcontext()
-        return self._memory.taken(min(size, (_PARTS_AT_ONCE + 1) * part))
+        return self._memory.taken(min(size, (_PARTS_AT_ONCE + 1) * part_bytes))
 
     def _parts(self, name: str, end: int, tag: str) -> Iterator[Any]:
         """Yields the parts of an object, a few of which are read at once.
@@ -387,15 +393,15 @@ class Bucket:
                 with _unless_absent():
                     obstore.delete(self._store, [name])
 
-    def _check_size(self, name: str, size: int, most: int | None) -> None:
-        if most is not None and size > most:
+    def _check_size(self, name: str, size: int, max_bytes: int | None) -> None:
+        if max_bytes is not None and size > max_bytes:
             raise TooLarge(
-                f"{self.url}/{name} has {size:,} bytes instead of at most {most:,}: a run of "
+                f"{self.url}/{name} has {size:,} bytes instead of at most {max_bytes:,}: a run of "
                 "jaxtrain did not write it"
             )
 
     def _opened(self) -> Any:
-        parts = addresses.split(self.url)
+        url = addresses.split(self.url)
         options: dict[str, Any] = {
             "connect_timeout": _CONNECT_S,
             "read_timeout": _SILENT_S,
@@ -406,7 +412,7 @@ class Bucket:
         if any(os.environ.get(name, "").startswith("http://") for name in endpoints):
             options["allow_http"] = True
         with self._explained("open the bucket"):
-            profile = _profile(self.url) if parts.scheme == "s3" else None
+            profile = _profile(self.url) if url.scheme == "s3" else None
             settings: dict[str, Any] = {
                 "client_options": options,
                 "retry_config": {
@@ -414,7 +420,7 @@ class Bucket:
                     "retry_timeout": datetime.timedelta(seconds=_RETRY_S),
                 },
             }
-            if parts.scheme == "s3":
+            if url.scheme == "s3":
                 if profile is not None:
                     settings["credential_provider"] = profile
                     self._keys = f"log in again (aws sso login), or {self._keys}"
@@ -424,7 +430,7 @@ class Bucket:
             return obstore.store.from_url(self.url, **settings)
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explained(self, action: str) -> Iterator[None]:
         """Turns the errors of obstore, with dozens of lines, into one line with the fix."""
         try:
             yield
@@ -433,9 +439,9 @@ class Bucket:
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:  # the file's own disk
                 raise
-            raise self._error(what, error) from None
+            raise self._error(action, error) from None
 
-    def _error(self, what: str, error: Exception) -> InputError | RunAgain:
+    def _error(self, action: str, error: Exception) -> InputError | RunAgain:
         text = str(error)
         reasons = [status or code for status, code in _STATUS.findall(text)]
         why = ", ".join(dict.fromkeys(reason.strip() for reason in reasons))
@@ -450,7 +456,7 @@ class Bucket:
         # obstore raises ValueError for a name such as "a//b".
         if isinstance(error, invalid) or type(error) is ValueError:
             return InputError(
-                f"{self.url}: cannot {what} ({why}): rename that object, or use another path"
+                f"{self.url}: cannot {action} ({why}): rename that object, or use another path"
             )
         if _BAD_KEY.search(text):  # which may repeat a part of the key
             why = "no such file" if "No such file" in text else "it is not such a key"
@@ -459,23 +465,25 @@ class Bucket:
             )
         if _REJECTED.search(text) or isinstance(error, exceptions.UnauthenticatedError):
             return Unavailable(
-                f"{self.url}: cannot {what} ({why}): the credentials are wrong or have expired: "
+                f"{self.url}: cannot {action} ({why}): the credentials are wrong or have expired: "
                 f"{self._keys}"
             )
         if _FULL.search(text):
-            return Unavailable(f"{self.url}: cannot {what} ({why}): raise the quota or free space")
+            return Unavailable(
+                f"{self.url}: cannot {action} ({why}): raise the quota or free space"
+            )
         if isinstance(error, PermissionError | exceptions.PermissionDeniedError):
             return Unavailable(
-                f"{self.url}: cannot {what} ({why}): allow these credentials to list, read, write, "
-                f"and delete there, or {self._keys}"
+                f"{self.url}: cannot {action} ({why}): allow these credentials to list, read, "
+                f"write, and delete there, or {self._keys}"
             )
         if _MACHINE_ROLE.search(text):
             more = f"; for a profile of the AWS command line, run {_EXPORT}"
             return Unavailable(
-                f"{self.url}: cannot {what} (no credentials were found): {self._keys}"
+                f"{self.url}: cannot {action} (no credentials were found): {self._keys}"
                 + (more if self.url.startswith("s3:") else "")
             )
-        return Busy(f"{self.url}: cannot {what} ({why}): check the network and the store")
+        return Busy(f"{self.url}: cannot {action} ({why}): check the network and the store")
 
 
 class _MemoryLimit:

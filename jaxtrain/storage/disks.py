@@ -14,7 +14,7 @@ OUTAGE_S = 120.0
 """Longest outage of a data disk that readers wait for. Launchers then start the run again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
-Made = TypeVar("Made")
+ResultT = TypeVar("ResultT")
 
 
 class DiskAway(RunAgain):
@@ -38,16 +38,16 @@ _CURES = {
 }
 
 
-def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
+def disk_trouble(error: OSError, failure: str, cure: str) -> InputError | RunAgain:
     """Returns the exception for a disk error: RunAgain if it may be temporary, else InputError.
 
     Args:
-        what: what failed, with the path.
+        failure: what failed, with the path.
         cure: the fix if the disk itself is fine.
     """
-    words = error.strerror or reason(error)
-    first = cure_of(words)
-    message = f"{what} ({words}): {f'{first}, or ' if first else ''}{cure}"
+    system_message = error.strerror or reason(error)
+    first = cure_of(system_message)
+    message = f"{failure} ({system_message}): {f'{first}, or ' if first else ''}{cure}"
     if is_away(error):
         return DiskAway(message)
     return RunAgain(message) if first else InputError(message)
@@ -72,13 +72,17 @@ def unreadable(
         existed: whether the file could be read before.
         folder: of the file; None is the folder of ``path``.
     """
-    words = f"{error.strerror or error}{more}"
+    system_message = f"{error.strerror or error}{more}"
     if error.errno in (*_AWAY, *_SCARCE):
-        return DiskAway(f"{path} cannot be read ({words}): {_CURES[error.errno]}, and start again")
+        return DiskAway(
+            f"{path} cannot be read ({system_message}): {_CURES[error.errno]}, and start again"
+        )
     gone = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM)
     if existed and error.errno in gone and _is_unmounted(folder or os.path.dirname(path)):
-        return DiskAway(f"{path} cannot be read ({words}): bring the disk back, and start again")
-    return BadExample(path, words)
+        return DiskAway(
+            f"{path} cannot be read ({system_message}): bring the disk back, and start again"
+        )
+    return BadExample(path, system_message)
 
 
 def _is_unmounted(folder: str) -> bool:
@@ -94,7 +98,7 @@ def _is_unmounted(folder: str) -> bool:
             return True
 
 
-def when_readable(read: Callable[[], Made]) -> Made:
+def when_readable(read: Callable[[], ResultT]) -> ResultT:
     """Returns what ``read`` returns; calls it again while it raises DiskAway.
 
     Raises:
@@ -111,15 +115,17 @@ def when_readable(read: Callable[[], Made]) -> Made:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def unwritable(path: Path, words: str | None) -> InputError | RunAgain:
+def unwritable(path: Path, system_message: str | None) -> InputError | RunAgain:
     """Returns the exception for an output file that cannot be written.
 
     It is RunAgain if the disk is full, so that a command with many outputs ends: the others would
     fail, too.
     """
-    if cure_of(words or "") == FREE_SPACE:
-        return RunAgain(f"{path} cannot be written ({words}): {FREE_SPACE}, and start again")
-    return InputError(f"{path} cannot be written: {words}")
+    if cure_of(system_message or "") == FREE_SPACE:
+        return RunAgain(
+            f"{path} cannot be written ({system_message}): {FREE_SPACE}, and start again"
+        )
+    return InputError(f"{path} cannot be written: {system_message}")
 
 
 def free_bytes(folder: Path) -> int:
@@ -128,7 +134,7 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def check_room(folder: Path, need: int, what: str, cure: str) -> None:
+def check_room(folder: Path, need: int, content: str, cure: str) -> None:
     """Checks that a folder's disk has room for what is about to be fetched.
 
     Args:
@@ -140,7 +146,8 @@ def check_room(folder: Path, need: int, what: str, cure: str) -> None:
     free = free_bytes(folder)
     if need > free:
         raise RunAgain(
-            f"fetching {what} needs {need:,} bytes, but only {free:,} are free in {folder}: {cure}"
+            f"fetching {content} needs {need:,} bytes, but only {free:,} are free in {folder}: "
+            f"{cure}"
         )
 
 
@@ -154,9 +161,11 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def cure_of(words: str) -> str:
+def cure_of(system_message: str) -> str:
     """Returns the fix for a temporary disk error, by the system's message; "" for other errors."""
-    return next((cure for number, cure in _CURES.items() if os.strerror(number) in words), "")
+    return next(
+        (cure for number, cure in _CURES.items() if os.strerror(number) in system_message), ""
+    )
 
 
 def reason(error: BaseException) -> str:

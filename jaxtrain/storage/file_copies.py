@@ -1,13 +1,13 @@
-"""Copies files to a folder of a bucket and back: files that grow in parts, the others whole.
+"""Copies files to a folder of a bucket and back: growing files in segments, the others as objects.
 
 An object store cannot append. So a file that a run appends to, such as ``metrics.jsonl``, is a
-folder there with the parts of it, each sent once::
+folder there with the segments of it, each sent once::
 
     metrics.jsonl/<offset>-<generation>-<checksum>
 
-All parts, in the order of their names, are the file. If a run resumes from an earlier step and cuts
-the file, the parts after the cut are sent again with a higher generation, and the old ones are
-deleted; a part replaces whatever an older generation has from its offset on.
+All segments, in the order of their names, are the file. If a run resumes from an earlier step and
+cuts the file, the segments after the cut are sent again with a higher generation, and the old ones
+are deleted; a segment replaces whatever an older generation has from its offset on.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.bucket import Bucket
 
-_PART_BYTES = 2**23
-_AT_ONCE = 8  # parts and files
+_SEGMENT_BYTES = 2**23
+_AT_ONCE = 8  # segments and files
 _TRIES = 3  # of a file that is fetched
 _GROWS = re.compile(r"(log|hang)[^/]*\.txt|.*\.(jsonl|log)|(.*/)?events\.out\.tfevents\..*")
 _NAME = re.compile(r"(.+)/(\d{15})-(\d{6})-([0-9a-f]{16})")
 
 
-class _Part(NamedTuple):
-    """A part of a file; ordered as parts replace each other."""
+class _Segment(NamedTuple):
+    """A segment of a file; ordered as segments replace each other."""
 
     generation: int
     offset: int
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
         return f"{file}/{self.offset:015d}-{self.generation:06d}-{self.digest}"
 
     def is_of(self, path: Path) -> bool:
-        """Whether the file has this part."""
+        """Whether the file has this segment."""
         content = _read(path, self.offset, self.size)
         return len(content) == self.size and _digest(content) == self.digest
 
@@ -61,7 +61,7 @@ class FileCopies:
         self, bucket: Bucket, directory: Path, sent: Callable[[int], object] = lambda count: None
     ) -> None:
         self._bucket, self._directory, self._sent = bucket, directory, sent
-        self._parts: dict[str, list[_Part]] | None = None  # of all files in the bucket
+        self._segments: dict[str, list[_Segment]] | None = None  # of all files in the bucket
         self._states: dict[str, tuple[int, int]] = {}  # size and time of what was sent
 
     def upload(self, name: str) -> None:
@@ -75,7 +75,7 @@ class FileCopies:
         if self._states.get(name) == state:
             return
         if _GROWS.fullmatch(name):
-            self._upload_parts(name, path, state[0])
+            self._upload_segments(name, path, state[0])
         else:
             self._bucket.put(name, path, self._sent)
         self._states[name] = state
@@ -109,7 +109,7 @@ class FileCopies:
             RunAgain, InputError: one cannot be read.
         """
         versions = self._bucket.versions()
-        self._parts = _of_listing({name: size for name, (size, _) in versions.items()})
+        self._segments = _of_listing({name: size for name, (size, _) in versions.items()})
         names = {name for name in map(file_of, versions) if wanted(name)}
         for path in [path for path in self._directory.rglob("*") if path.is_file()]:
             name = path.relative_to(self._directory).as_posix()
@@ -127,14 +127,14 @@ class FileCopies:
 
     def _has(self, name: str, version: tuple[int, str] | None, *, ahead: bool) -> bool:
         """Whether the file on disk is the bucket's."""
-        assert self._parts is not None, "fetch() lists them"
+        assert self._segments is not None, "fetch() lists them"
         path = self._directory / name
         if not path.is_file():
             return False
-        state, chain = _state(path), _chain(self._parts.get(name, ()))
+        state, chain = _state(path), _chain(self._segments.get(name, ()))
         if chain:
             longer = state[0] > chain[-1].end
-            return (ahead or not longer) and all(part.is_of(path) for part in chain)
+            return (ahead or not longer) and all(segment.is_of(path) for segment in chain)
         # The ETag of an object that was not uploaded in parts is usually its MD5.
         if version is None or state[0] != version[0]:
             return False
@@ -152,17 +152,17 @@ class FileCopies:
         return self._fetch(name)
 
     def _fetch(self, name: str) -> None:
-        assert self._parts is not None, "fetch() lists them"
+        assert self._segments is not None, "fetch() lists them"
         path = self._directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.partial")
-        chain = _chain(self._parts.get(name, ()))
+        chain = _chain(self._segments.get(name, ()))
         if not chain:
             self._bucket.download(name, beside)
         else:
             try:
                 with beside.open("wb") as file:
-                    self._write_parts(name, chain, file)
+                    self._write_segments(name, chain, file)
             except BaseException:
                 beside.unlink(missing_ok=True)  # a hole in it must not become the file
                 raise
@@ -170,49 +170,51 @@ class FileCopies:
             beside.replace(path)
             self._states[name] = _state(path)
 
-    def _write_parts(self, name: str, chain: list[_Part], file: BinaryIO) -> None:
-        """Writes the parts of a file.
+    def _write_segments(self, name: str, chain: list[_Segment], file: BinaryIO) -> None:
+        """Writes the segments of a file.
 
         Raises:
-            RunAgain: the run has cut the file meanwhile; the next try sees its new parts.
+            RunAgain: the run has cut the file meanwhile; the next try sees its new segments.
         """
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for start in range(0, len(chain), _AT_ONCE):
-                parts = [part.name(name) for part in chain[start : start + _AT_ONCE]]
-                for content in pool.map(self._bucket.get, parts):
+                segments = [segment.name(name) for segment in chain[start : start + _AT_ONCE]]
+                for content in pool.map(self._bucket.get, segments):
                     if content is None:
-                        assert self._parts is not None, "fetch() lists them"
-                        self._parts[name] = _of_listing(self._bucket.sizes(name)).get(name, [])
+                        assert self._segments is not None, "fetch() lists them"
+                        self._segments[name] = _of_listing(self._bucket.sizes(name)).get(name, [])
                         raise RunAgain(
                             f"{self._bucket.url}/{name} changed while it was fetched: start again"
                         )
                     file.write(content.data)
 
-    def _upload_parts(self, name: str, path: Path, size: int) -> None:
-        if self._parts is None:
-            self._parts = _of_listing(self._bucket.sizes())
-        old = self._parts.get(name, [])
+    def _upload_segments(self, name: str, path: Path, size: int) -> None:
+        if self._segments is None:
+            self._segments = _of_listing(self._bucket.sizes())
+        old = self._segments.get(name, [])
         chain = _chain(old)
         if name not in self._states:  # a resume may have changed any part of it
-            kept = next((i for i, part in enumerate(chain) if not part.is_of(path)), len(chain))
+            kept = next(
+                (i for i, segment in enumerate(chain) if not segment.is_of(path)), len(chain)
+            )
             chain = chain[:kept]
         while chain and not chain[-1].is_of(path):  # it was cut
             chain.pop()
-        unused = [part for part in old if part not in chain]
-        generation = max((part.generation for part in old), default=0) + bool(unused)
+        unused = [segment for segment in old if segment not in chain]
+        generation = max((segment.generation for segment in old), default=0) + bool(unused)
         begin = chain[-1].end if chain else 0
-        for start in range(begin, size, _PART_BYTES):
-            content = _read(path, start, min(_PART_BYTES, size - start))
-            part = _Part(generation, start, len(content), _digest(content))
-            self._bucket.put(part.name(name), content)
-            chain.append(part)
-            self._parts[name] = chain + unused
-        self._bucket.delete([part.name(name) for part in unused])
-        self._parts[name] = chain
+        for start in range(begin, size, _SEGMENT_BYTES):
+            content = _read(path, start, min(_SEGMENT_BYTES, size - start))
+            segment = _Segment(generation, start, len(content), _digest(content))
+            self._bucket.put(segment.name(name), content)
+            chain.append(segment)
+            self._segments[name] = chain + unused
+        self._bucket.delete([segment.name(name) for segment in unused])
+        self._segments[name] = chain
 
 
 def file_of(name: str) -> str:
-    """Returns the file that an object is a part of, or its own name."""
+    """Returns the file that an object is a segment of, or its own name."""
     match = _NAME.fullmatch(name)
     return match[1] if match else name
 
@@ -227,24 +229,24 @@ def _state(path: Path) -> tuple[int, int]:
     return about.st_size, about.st_mtime_ns
 
 
-def _of_listing(names: dict[str, int]) -> dict[str, list[_Part]]:
-    """Returns the parts of each file from name -> bytes of all objects."""
-    files: dict[str, list[_Part]] = {}
+def _of_listing(names: dict[str, int]) -> dict[str, list[_Segment]]:
+    """Returns the segments of each file from name -> bytes of all objects."""
+    files: dict[str, list[_Segment]] = {}
     for name, size in names.items():
         if match := _NAME.fullmatch(name):
-            part = _Part(int(match[3]), int(match[2]), size, match[4])
-            files.setdefault(match[1], []).append(part)
+            segment = _Segment(int(match[3]), int(match[2]), size, match[4])
+            files.setdefault(match[1], []).append(segment)
     return files
 
 
-def _chain(parts: Iterable[_Part]) -> list[_Part]:
-    """Returns the parts that together are the file."""
-    chain: list[_Part] = []
-    for part in sorted(parts):
-        while chain and chain[-1].end > part.offset:
+def _chain(segments: Iterable[_Segment]) -> list[_Segment]:
+    """Returns the segments that together are the file."""
+    chain: list[_Segment] = []
+    for segment in sorted(segments):
+        while chain and chain[-1].end > segment.offset:
             chain.pop()
-        if (chain[-1].end if chain else 0) == part.offset:
-            chain.append(part)
+        if (chain[-1].end if chain else 0) == segment.offset:
+            chain.append(segment)
     return chain
 
 

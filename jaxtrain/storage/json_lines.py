@@ -17,7 +17,7 @@ from jaxtrain.storage.atomic import Appended, drop_torn_line
 
 Record = dict[str, Any]
 
-_PIECE_BYTES = 2**16
+_CHUNK_BYTES = 2**16
 _LINE_BYTES = 2**24  # far more than the examples of a step
 
 
@@ -144,9 +144,9 @@ def _rewind(path: Path, kept: Callable[[Record], bool]) -> None:
 def _backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yields the lines of a file, which ends with a line break, from the last one on."""
     rest = b""  # begins inside a line
-    for start in range(size - size % _PIECE_BYTES, -1, -_PIECE_BYTES):
+    for start in range(size - size % _CHUNK_BYTES, -1, -_CHUNK_BYTES):
         file.seek(start)
-        first, *lines = (file.read(_PIECE_BYTES) + rest).splitlines(keepends=True) or [b""]
+        first, *lines = (file.read(_CHUNK_BYTES) + rest).splitlines(keepends=True) or [b""]
         yield from reversed(lines)
         rest = first
         if len(rest) > _LINE_BYTES:

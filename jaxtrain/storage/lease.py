@@ -130,8 +130,8 @@ class Lease:
             self._say(f"warning: {self._lost}")
         elif content is None:
             if not self._deleted:
-                where = f"{self._bucket.url}/{NAME}"
-                self._say(f"warning: the lease {where} was deleted: written again")
+                url = f"{self._bucket.url}/{NAME}"
+                self._say(f"warning: the lease {url} was deleted: written again")
             self._deleted = True
             self._write(None)
         else:
@@ -168,20 +168,20 @@ def watched(
         RunAgain: a live run holds it, or the store is unavailable.
         InputError: the bucket does not exist.
     """
-    bucket, seen, since = bucket.impatient(), None, time.monotonic()
+    bucket, first, first_seen_at = bucket.impatient(), None, time.monotonic()
     while (content := bucket.get(NAME)) is not None and not _is_dead(content):
-        if seen is None:
-            seen, since = content, time.monotonic()
+        if first is None:
+            first, first_seen_at = content, time.monotonic()
             say(
                 f"{bucket.url} is in use by {_holder(content)}: waiting up to {expires_s:g} s to "
                 "see whether it is alive"
             )
-        elif content.version != seen.version:
+        elif content.version != first.version:
             raise RunAgain(
                 f"another run is using {bucket.url} ({_holder(content)}): wait until it ends, or "
                 "stop it"
             )
-        elif time.monotonic() - since >= expires_s:
+        elif time.monotonic() - first_seen_at >= expires_s:
             break
         time.sleep(expires_s / 20)
     return content

@@ -40,7 +40,7 @@ def new() -> str:
     return json.dumps(about) + "\n"
 
 
-def run_id(content: bytes, where: str) -> str:
+def run_id(content: bytes, location: str) -> str:
     """Returns the id of the run in a marker.
 
     Raises:
@@ -53,13 +53,13 @@ def run_id(content: bytes, where: str) -> str:
         marks, version, identifier = "", None, ""
     if marks != "run":
         raise InputError(
-            f"{where}/{NAME} is damaged, so it is unknown which files are the run's: restore it "
+            f"{location}/{NAME} is damaged, so it is unknown which files are the run's: restore it "
             "from a copy, or choose another folder"
         )
     if version != FORMAT:
         raise InputError(
-            f"{where} is a run in the format of another version of jaxtrain ({version} instead of "
-            f"{FORMAT}): use the version that wrote it, or choose another folder"
+            f"{location} is a run in the format of another version of jaxtrain ({version} instead "
+            f"of {FORMAT}): use the version that wrote it, or choose another folder"
         )
     return identifier
 
@@ -108,15 +108,15 @@ def content_of(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if not _NO_CONTENT.fullmatch(name))
 
 
-def refusal(where: str, flag: str, names: Iterable[str]) -> str:
+def refusal(location: str, flag: str, names: Iterable[str]) -> str:
     """Returns why a folder is not used as an output; "" if it is empty, or has become a run."""
     content = content_of(names)
     if not content or NAME in content:  # another process may have marked it meanwhile
         return ""
-    shown = ", ".join(content[:_NAMES_TO_SHOW])
+    listed = ", ".join(content[:_NAMES_TO_SHOW])
     more = f" and {len(content) - _NAMES_TO_SHOW} more" if len(content) > _NAMES_TO_SHOW else ""
     return (
-        f"{flag} {where} is not empty and not a run of this version of jaxtrain (it has {shown}"
+        f"{flag} {location} is not empty and not a run of this version of jaxtrain (it has {listed}"
         f"{more}): choose a new or empty folder"
     )
 

@@ -97,10 +97,10 @@ def of_folder(folder: Path, name: str) -> list[Path]:
     if (folder / name).is_file():
         return [folder / name]
     index = folder / f"{name}{INDEX}"
-    return [folder / part for part in parts(index)] if index.is_file() else []
+    return [folder / shard for shard in shards(index)] if index.is_file() else []
 
 
-def parts(index: Path) -> list[str]:
+def shards(index: Path) -> list[str]:
     """Returns the files that an index lists, all in its own folder.
 
     Raises:
@@ -122,7 +122,7 @@ def parts(index: Path) -> list[str]:
             or not name.endswith(SAFETENSORS)
         ):
             raise InputError(
-                f"{index}: its weight_map lists {errors.shown(name)}, but only "
+                f"{index}: its weight_map lists {errors.short_repr(name)}, but only "
                 f"{SAFETENSORS} files of its own folder are allowed"
             )
     return sorted(set(names.values()))
@@ -133,10 +133,10 @@ def check_file(path: Path, wanted: str) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        what = "is a folder"
+        problem = "is a folder"
     else:
-        what = "is a pipe or a device" if path.exists() else "does not exist"
-    raise InputError(f"{path} {what}: pass {wanted}")
+        problem = "is a pipe or a device" if path.exists() else "does not exist"
+    raise InputError(f"{path} {problem}: pass {wanted}")
 
 
 def check_real(tensors: Mapping[str, np.ndarray], source: str) -> None:
@@ -235,7 +235,7 @@ def locations(path: Path) -> tuple[dict[str, ArrayLocation], dict[str, str]]:
 def _check_name(path: Path, name: object) -> None:
     """Rejects names that no model uses and that must not be printed on a terminal."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > _NAME_CHARACTERS:
-        raise InputError(f"{path}: {errors.shown(name)} is not a valid array name")
+        raise InputError(f"{path}: {errors.short_repr(name)} is not a valid array name")
 
 
 def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> tuple[Tensors, dict[str, str]]:
@@ -274,12 +274,12 @@ def _read_pytorch(path: Path) -> Tensors:
     except Exception as error:  # PyTorch raises various exceptions for damaged files
         raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
     tensors, taken = _state_dict(path, content), 0
-    most = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES
+    max_bytes = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES
     for name, tensor in tensors.items():
         _check_name(path, name)
         _check_tensor(torch, tensor, f"{path}: {name}")
         taken += tensor.numel() * 4
-        if taken > most:
+        if taken > max_bytes:
             raise InputError(
                 f"{path}: its arrays up to {name} would take {taken:,} bytes in float32, but the "
                 f"file has only {path.stat().st_size:,} bytes: save them with .clone()"
@@ -287,13 +287,13 @@ def _read_pytorch(path: Path) -> Tensors:
     return {name: _as_array(torch, tensor) for name, tensor in tensors.items()}
 
 
-def _check_tensor(torch: Any, tensor: Any, what: str) -> None:
+def _check_tensor(torch: Any, tensor: Any, name: str) -> None:
     """Checks that a tensor is a plain array."""
     dtype, device = str(tensor.dtype).removeprefix("torch."), tensor.device.type
     dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
     if not dense or device != "cpu" or dtype not in _TORCH_DTYPES:  # "meta" has no data
         raise InputError(
-            f"{what} is not supported ({'' if dense else 'sparse, nested, or quantized; '}{dtype} "
+            f"{name} is not supported ({'' if dense else 'sparse, nested, or quantized; '}{dtype} "
             f"on the device {device}): save dense float32, bfloat16, or float16 arrays"
         )
 

@@ -151,9 +151,9 @@ class Console:
                 terminal.plain(each)
         else:
             for each in _lines(text, line, self._live.console.width):
-                shown = errors.visible(each)
+                printable = errors.visible(each)
                 # Not wrapped: you may copy a command from here.
-                self._live.console.print(Text(shown, style=_style(text)), soft_wrap=True)
+                self._live.console.print(Text(printable, style=_style(text)), soft_wrap=True)
 
     def working(self, work: terminal.Work | None) -> None:
         """Shows the progress of a task until the next call."""
@@ -199,7 +199,7 @@ def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = N
         fraction, fields = _training_fields(now, clock)
     elif work is not None:
         fraction = min(1.0, work.done / work.total) if work.total else 0.0
-        fields = [Field(f"{work.what} {work.amount}"), Field(lasted, 1)]
+        fields = [Field(f"{work.task} {work.amount}"), Field(lasted, 1)]
     else:
         fields = [Field(lasted)]
         if now.step is not None and now.total is not None:
@@ -217,19 +217,19 @@ def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = N
 
 def _training_fields(now: Now, clock: float) -> tuple[float, list[Field]]:
     """Returns the completed fraction of the run, and the other fields by importance."""
-    done, total = now.step or 0, now.total or 1
-    fields = [Field(f"{done:>{len(str(total))}}/{total}")]
+    step, total = now.step or 0, now.total or 1
+    fields = [Field(f"{step:>{len(str(total))}}/{total}")]
     lasted = clock - now.step_began
     if lasted >= _SLOW_STEP_S:
         fields.append(Field(f"this step {duration(lasted)}", 1))
     if now.step_s:
         fields.append(Field(f"{rate(1 / now.step_s, 2)} steps/s", 2))
-        fields.append(_eta(max(0.0, (total - done) * now.step_s - lasted), 3))
+        fields.append(_eta(max(0.0, (total - step) * now.step_s - lasted), 3))
     if "train/loss" in now.values:
         fields.append(Field(f"loss {now.values['train/loss']:.4f}", 4, len("loss 10.0000")))
     if "train/data_wait_fraction" in now.values:
         fields.append(_data_wait(now.values["train/data_wait_fraction"], 5))
-    return done / total, fields
+    return step / total, fields
 
 
 def _eta(seconds: float, rank: int) -> Field:
@@ -262,11 +262,13 @@ def console_line(
         ("data_wait_fraction", lambda value: _data_wait(value, 2)),
     )
     of = f"/{total_steps}"
-    parts = [Field(f"step {step}{of}", widest=len("step ") + 2 * len(of) - 1)]
-    parts += [show(values[f"train/{name}"]) for name, show in fields if f"train/{name}" in values]
+    line_fields = [Field(f"step {step}{of}", widest=len("step ") + 2 * len(of) - 1)]
+    line_fields += [
+        show(values[f"train/{name}"]) for name, show in fields if f"train/{name}" in values
+    ]
     if eta_s is not None:
-        parts.append(_eta(eta_s, 3))
-    return Line(tuple(parts))
+        line_fields.append(_eta(eta_s, 3))
+    return Line(tuple(line_fields))
 
 
 def validation_line(step: int, total_steps: int, values: Mapping[str, float]) -> Line:

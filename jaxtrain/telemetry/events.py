@@ -306,14 +306,14 @@ class EventLog:
         self._failing: set[str] = set()
         self._dropped: list[Sink] = []
         self._training = False
-        self._where: Path | None = None
+        self._directory: Path | None = None
         # The watchdog, the signal thread and the system-metrics thread emit events, too.
         self._lock = threading.RLock()
 
     def attach(self, sinks: Iterable[Sink], directory: Path) -> None:
         """Adds the sinks of the run directory and hands them all earlier events."""
         with self._lock:
-            self._where = directory
+            self._directory = directory
             added = list(sinks)
             self._sinks += added  # first: a sink that fails on an early event is reported in all
             early, self._early = self._early, []
@@ -325,7 +325,7 @@ class EventLog:
         """Hands an event to all sinks."""
         with self._lock:
             self._training |= isinstance(event, StepCompiled)
-            if self._where is None:
+            if self._directory is None:
                 self._early.append(event)
             for sink in self._sinks:
                 self._deliver(sink, event)
@@ -366,7 +366,7 @@ class EventLog:
             if sink.name not in self._failing:
                 self._failing.add(sink.name)
                 self._show(
-                    f"warning: cannot write {sink.name} in {self._where} "
+                    f"warning: cannot write {sink.name} in {self._directory} "
                     f"({error.strerror or error}): training continues; unwritten data is kept in "
                     "memory, up to 16 MiB (samples: 64 MiB), and retried"
                 )
@@ -379,7 +379,7 @@ class EventLog:
             return
         if sink.name in self._failing:
             self._failing.remove(sink.name)
-            self._show(f"{sink.name} in {self._where} is written again")
+            self._show(f"{sink.name} in {self._directory} is written again")
 
     def _drop(self, sink: Sink, error: Exception) -> None:
         """Stops handing events to a sink that raised something other than an OSError."""

@@ -30,7 +30,7 @@ def seconds(value: float) -> str:
     return duration(value)
 
 
-def hours(least: float, most: float) -> str:
+def hours(low: float, high: float) -> str:
     """``45 s``, ``30 min to 1.2 h``, ``54.2 to 136 h``: a range of hours, in three digits."""
 
     def split(value: float) -> tuple[str, str]:
@@ -38,7 +38,7 @@ def hours(least: float, most: float) -> str:
             return f"{value * 3600:.3g}", "s"
         return (f"{value * 60:.3g}", "min") if value < 2 else (f"{value:,.3g}", "h")
 
-    (shortest, unit), (longest, other) = split(least), split(most)
+    (shortest, unit), (longest, other) = split(low), split(high)
     if (shortest, unit) == (longest, other):
         return f"{longest} {unit}"
     return f"{shortest}{'' if unit == other else f' {unit}'} to {longest} {other}"
@@ -88,9 +88,9 @@ def columns(rows: Sequence[Sequence[str]], left: Container[int]) -> str:
     )
 
 
-def percent(part: float, total: float) -> str:
+def percent(value: float, total: float) -> str:
     """``12.3%``."""
-    return f"{part / total:.1%}" if total > 0 else "\N{EN DASH}"
+    return f"{value / total:.1%}" if total > 0 else "\N{EN DASH}"
 
 
 def short(value: float) -> str:

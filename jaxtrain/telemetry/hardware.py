@@ -194,16 +194,16 @@ class Gpus:
         self._nvml = nvml
         nvml.nvmlInit()
         try:
-            every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-            uuids = [str(nvml.nvmlDeviceGetUUID(gpu)) for gpu in every]
+            gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            uuids = [str(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
         except pynvml.NVMLError:
             nvml.nvmlShutdown()
             raise
-        seen = [every[i] for i in visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)]
+        visible_gpus = [gpus[i] for i in visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)]
         if ordinals is None:
-            self._handles = seen
-        elif all(ordinal < len(seen) for ordinal in ordinals):
-            self._handles = [seen[ordinal] for ordinal in ordinals]
+            self._handles = visible_gpus
+        elif all(ordinal < len(visible_gpus) for ordinal in ordinals):
+            self._handles = [visible_gpus[ordinal] for ordinal in ordinals]
         else:  # do not measure the GPUs of other processes
             self._handles = []
 

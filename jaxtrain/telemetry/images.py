@@ -36,12 +36,12 @@ class Encoded(NamedTuple):
 
     Attributes:
         file: contents of its file, PNG or MP4.
-        shown: contents for TensorBoard, which supports PNG and GIF.
+        preview: contents for TensorBoard, which supports PNG and GIF.
         height, width: pixels.
     """
 
     file: bytes
-    shown: bytes
+    preview: bytes
     height: int
     width: int
 

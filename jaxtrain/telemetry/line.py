@@ -39,10 +39,10 @@ class Line:
         kept = list(self.fields)
         between = len(self.separator)
         while sum(field.columns + between for field in kept) - between > columns:
-            least = max(kept, key=lambda field: field.rank)
-            if not least.rank:
+            least_important = max(kept, key=lambda field: field.rank)
+            if not least_important.rank:
                 break
-            kept.remove(least)
+            kept.remove(least_important)
         return Line(tuple(kept), self.separator)
 
     def wrapped(self, columns: int) -> list[str]:

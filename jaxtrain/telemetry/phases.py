@@ -95,13 +95,13 @@ class Phases:
             self._from_step = step if self._from_step is None else self._from_step
             self.now = self.now._replace(step=step, total=total or self.now.total)
 
-    def stepped(self, done: int, waited_s: float, values: Mapping[str, float]) -> None:
+    def stepped(self, step: int, waited_s: float, values: Mapping[str, float]) -> None:
         """Reports the end of a step.
 
         Args:
             waited_s: seconds that the loop has waited for data since the last call.
         """
-        self._watchdog.beat(done)
+        self._watchdog.beat(step)
         with self._lock:
             self._waited_s += waited_s
             now, step_s = self.clock(), None
@@ -110,7 +110,7 @@ class Phases:
                 before_s = lasted_s if self.now.step_s is None else self.now.step_s
                 step_s = before_s + _NEW_STEP_WEIGHT * (lasted_s - before_s)
             values = {**self.now.values, **values}
-            self.now = self.now._replace(step=done, step_began=now, step_s=step_s, values=values)
+            self.now = self.now._replace(step=step, step_began=now, step_s=step_s, values=values)
 
     def logged(self, values: Mapping[str, float]) -> None:
         """Reports a logged step; splits the phase here, so that the history has its progress."""

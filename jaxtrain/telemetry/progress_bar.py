@@ -14,7 +14,7 @@ SAY_EVERY_S = 30.0
 
 @contextlib.contextmanager
 def counted(
-    what: str, things: str, total: int, before: int, say: Say
+    task: str, things: str, total: int, before: int, say: Say
 ) -> Iterator[Callable[[int, int], None]]:
     """Shows how many things are done while the block runs, how fast, and how many failed, if any.
 
@@ -34,13 +34,13 @@ def counted(
         passed = now - began
         rate = (done - before) / passed if passed > 0 else 0.0
         left = _left(total - done, rate)
-        shown = f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}"
-        text = f"{what}: {done:,} of {total:,} {things}, {shown}/s, {left}"
+        rate_text = f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}"
+        text = f"{task}: {done:,} of {total:,} {things}, {rate_text}/s, {left}"
         return f"{text}, {failed:,} failed" if failed else text
 
     display = terminal.taken()
     if display is not None:
-        work = terminal.Work(what, before, total, things)
+        work = terminal.Work(task, before, total, things)
         try:
             display.working(work)
             yield lambda done, failed: display.working(work._replace(done=done))
@@ -53,7 +53,7 @@ def counted(
         from rich.text import Text
 
         with Live(
-            Text(what),
+            Text(task),
             console=Console(stderr=True),
             redirect_stdout=sys.stdout.isatty(),  # a file or pipe still receives every line
             transient=True,

@@ -39,13 +39,13 @@ class Recorder(Protocol):
     After an error, another one is made in the same process, without :meth:`close`.
 
     Attributes:
-        where: the URL or folder of the run, for the user.
+        destination: the URL or folder of the run, for the user.
         last: the last step that the tracker has; -1 for none.
         keeps: whether it has a row once :meth:`record` has returned, even if the process is killed;
             otherwise once :meth:`close` has.
     """
 
-    where: str
+    destination: str
     last: int
     keeps: bool
 

@@ -43,11 +43,11 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
     Raises:
         OSError: it could not be written; an older one is kept.
     """
-    shown = {
+    hparams = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
         for name, value in values.items()
     }
-    _, start, _ = summary.hparams(shown, {})
+    _, start, _ = summary.hparams(hparams, {})
     folder.mkdir(exist_ok=True)
     write_whole(folder / _CONFIG, _version() + _framed(Event(step=0, summary=start)))
 
@@ -86,20 +86,20 @@ class TensorBoard:
             return
         if isinstance(event, Metrics):
             values = [Summary.Value(tag=tag, simple_value=v) for tag, v in event.values.items()]
-            shown = Summary(value=values)
+            content = Summary(value=values)
         elif (image := event.image) is None:
             # As a code block, since TensorBoard renders texts as Markdown.
             lines = str(event.content).split("\n")
-            shown = summary.text(event.name, "".join(f"    {line}\n" for line in lines))
+            content = summary.text(event.name, "".join(f"    {line}\n" for line in lines))
         else:
             encoded = Summary.Image(
                 height=image.height,
                 width=image.width,
                 colorspace=3,
-                encoded_image_string=image.shown,
+                encoded_image_string=image.preview,
             )
-            shown = Summary(value=[Summary.Value(tag=event.name, image=encoded)])
-        self._write(Event(step=event.step, summary=shown))
+            content = Summary(value=[Summary.Value(tag=event.name, image=encoded)])
+        self._write(Event(step=event.step, summary=content))
 
     def close(self) -> None:
         """Closes the file."""
@@ -123,5 +123,5 @@ def _framed(event: Any) -> bytes:
     event.wall_time = time.time()
     message = event.SerializeToString()
     length = struct.pack("<Q", len(message))
-    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, message)]
+    checksums = [struct.pack("<I", masked_crc32c(field)) for field in (length, message)]
     return length + checksums[0] + message + checksums[1]

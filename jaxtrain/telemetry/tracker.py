@@ -28,7 +28,7 @@ from pathlib import Path
 
 from jaxtrain import versions
 from jaxtrain.config.field_values import did_you_mean
-from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, first_line, shown
+from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, first_line, short_repr
 from jaxtrain.storage import json_lines
 from jaxtrain.storage.atomic import read_json, write_whole
 from jaxtrain.telemetry import line_files, samples
@@ -54,9 +54,9 @@ _THREAD = "tracker"
 _IMPORTING = threading.Lock()
 
 
-def names(typed: Iterable[str]) -> tuple[str, ...]:
+def names(values: Iterable[str]) -> tuple[str, ...]:
     """Returns the trackers in the values of ``--track``, each once."""
-    split = (name.strip() for value in typed for name in value.split(","))
+    split = (name.strip() for value in values for name in value.split(","))
     return tuple(dict.fromkeys(split))
 
 
@@ -64,7 +64,7 @@ def problems(track: Iterable[str], *, installed: bool = True) -> Iterator[str]:
     """Finds unknown trackers, and those that are not installed."""
     for name in track:
         if name not in TRACKERS:
-            yield f"--track {shown(name)}: unknown tracker; {did_you_mean(name, TRACKERS)}"
+            yield f"--track {short_repr(name)}: unknown tracker; {did_you_mean(name, TRACKERS)}"
         elif installed and not _installed(name):
             yield f"--track {name}: {name} is not installed: {versions.install(name)}"
 
@@ -159,7 +159,7 @@ class Tracker:
     def _follow(self) -> None:
         sent = Sent(self._directory / FOLDER / f"{self.name}.json")
         recorder = open_recorder(self.name, _info(self._directory, sent))
-        self._say(f"{self.name}: {recorder.where}")
+        self._say(f"{self.name}: {recorder.destination}")
         last = recorder.last
         rows = _Rows(self._directory)
         while True:

@@ -38,7 +38,7 @@ class MLflow:
             run = self._client.create_run(experiment, tags=tags, run_name=info.name)
             self._id = run.info.run_id
         self._write_config(config.flat(info.config), runs[0].data.params if runs else {})
-        self.where = f"run {info.name} ({self._id}) at {mlflow.get_tracking_uri()}"
+        self.destination = f"run {info.name} ({self._id}) at {mlflow.get_tracking_uri()}"
 
     def record(self, row: Row) -> None:
         """Sends a row. MLflow ignores a metric that it has with the same step and time."""

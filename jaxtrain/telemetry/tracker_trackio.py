@@ -38,7 +38,7 @@ class Trackio:
         self.last = self._run._next_step - 1
         remote = any(map(os.environ.get, _REMOTE))
         then = "sent to a server" if remote else f"show it with: trackio show --project {project}"
-        self.where = f"run {name} of project {project}, {then}"
+        self.destination = f"run {name} of project {project}, {then}"
 
     def record(self, row: Row) -> None:
         """Sends a row."""

@@ -44,13 +44,13 @@ class WandB:
             self._run = _init(info, "offline")
         if self._run.offline:
             self.last = info.sent
-            self.where = (
+            self.destination = (
                 f"{advice}recording offline, as run {info.id}; upload with: "
                 f"wandb sync {shlex.quote(str(info.directory / 'wandb'))}/offline-run-*"
             )
         else:
             self.last = self._run.starting_step - 1  # the server knows it
-            self.where = f"run {self._run.name} at {self._run.url}"
+            self.destination = f"run {self._run.name} at {self._run.url}"
 
     def record(self, row: Row) -> None:
         """Sends a row."""

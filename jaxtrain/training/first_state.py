@@ -64,7 +64,7 @@ def first_state(
     state = restore(start_from, setup.saved, verified=True)
     everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
     state = with_values(everything, {}, file_weights)
-    done = Position.of_checkpoint(saved).done
+    done = Position.of_checkpoint(saved).step
     say(
         f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
         f"examples seen, learning rate {setup.schedule.learning_rate(done):.3g}"
@@ -94,7 +94,7 @@ def progress_of(
         lambda: "yes" if has_best(best.validated.done) else ""
     ):
         run_progress.mark(best, kept=False)
-    due = is_due(position.done, run.loop.eval_every, setup.total)
+    due = is_due(position.step, run.loop.eval_every, setup.total)
     run_progress.validation_due = due and not run_progress.has(position)
     if run.loop.eval_every is not None and run_progress.last_was_on_other_examples:
         say(

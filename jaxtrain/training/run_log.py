@@ -75,8 +75,8 @@ class RunLog(events.EventLog):
 
         def start(total: int | None) -> events.Started:
             return events.Started(
-                step=position.done,
-                seen=position.seen,
+                step=position.step,
+                seen=position.examples_seen,
                 total=total,
                 resumed_from=resumed_from,
                 config=config.to_dict(run),
@@ -90,7 +90,7 @@ class RunLog(events.EventLog):
         self.directory = directory
         self._stack.callback(self.close)
         self._stack.push(self.failed)
-        self.phases.at(position.done)
+        self.phases.at(position.step)
         process, count = jax.process_index(), jax.process_count()
         self.attach(sinks.file_sinks(directory, process, count, track, self.say), directory)
         self.say(f"run directory {described or directory}")

@@ -163,8 +163,8 @@ class RunProgress:
         return cls(
             directory,
             criterion,
-            [entry for entry in validations if entry.seen <= position.seen],
-            None if last_equal is None else min(last_equal, position.done),
+            [entry for entry in validations if entry.seen <= position.examples_seen],
+            None if last_equal is None else min(last_equal, position.step),
         )
 
     def write(self) -> None:
@@ -210,13 +210,15 @@ class RunProgress:
 
     def has(self, position: Position) -> bool:
         """Whether the state at a position was validated."""
-        return any(entry.seen == position.seen for entry in self._validations)
+        return any(entry.seen == position.examples_seen for entry in self._validations)
 
     def add(self, position: Position, values: Mapping[str, float]) -> bool:
         """Adds a validation; returns whether its state is the best so far."""
         examples, finite = self._criterion.examples, _finite_or_nan(values)
-        validated = Validated(position.done, position.seen, examples, finite)
-        self._validations = [entry for entry in self._validations if entry.seen != position.seen]
+        validated = Validated(position.step, position.examples_seen, examples, finite)
+        self._validations = [
+            entry for entry in self._validations if entry.seen != position.examples_seen
+        ]
         self._validations.append(validated)
         best = self.best
         return best is not None and best.validated is validated

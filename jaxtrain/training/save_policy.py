@@ -121,7 +121,7 @@ class SavePolicy:
         """
         best = self.run_progress.best
         # Not by step: after a rollback, another state may have the same step as the best one.
-        if best is not None and best.validated.seen != position.seen:
+        if best is not None and best.validated.seen != position.examples_seen:
             best = None
         self.await_save()
         for tries_left in reversed(range(LAST_TRIES)):

@@ -168,7 +168,7 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
         terminal.warn(why)
     program, typed = invocation.program(), run_summary.typed(run, flags)
     if decision != CONTINUE:
-        again = run_summary.resume_command(program, typed, setup.shown)
+        again = run_summary.resume_command(program, typed, setup.location)
         each = run_summary.in_each(jax.process_count())
         log.say(f"resume{each} with: {again}" if typed else again)
     else:
@@ -176,7 +176,7 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
             run,
             program,
             typed,
-            setup.shown,
+            setup.location,
             results=recorder.results,
             validations=[entry.values for entry in setup.save_policy.run_progress.validations],
             example_file=setup.example_file,

@@ -115,7 +115,7 @@ class TrainSetup:
     still_alive: Callable[[], None] = lambda: None
 
     @property
-    def shown(self) -> str | Path:
+    def location(self) -> str | Path:
         """Returns the run directory as ``--output-dir`` and other commands take it."""
         return self.directory if self.uploader is None else self.uploader.url
 
@@ -230,7 +230,7 @@ def open_directory(
     log.open(
         run,
         path,
-        begun.shown or None,
+        begun.display_path or None,
         position,
         flags.arguments,
         flags.track,
@@ -242,7 +242,7 @@ def open_directory(
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, RunAgain):  # it is not worth the end of a start
             if aside := run_files.describe_aside(CheckpointStore(place)):
-                shown = shlex.quote(place.shown)
+                shown = shlex.quote(place.location)
                 say(f"{aside}; to delete them: {invocation.program()} checkpoints {shown} --prune")
     return OpenedDirectory(path, place, mesh, uploader, begun, position)
 
@@ -274,7 +274,7 @@ def _open_start(
         own = start.is_in(directory, begun.path)
         path = begun.path.relative_to(directory) if own and begun.path else begun.path
         earlier.append(begun.before)
-        about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.shown}
+        about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.display_path}
         return json.dumps(about | {"path": "" if path is None else str(path)})
 
     earlier: list[start.Intent | None] = []  # only in process 0
@@ -508,7 +508,12 @@ def open_state(
     run, sources = built.run, data.sources
     meta = describe(run, sources.train.fingerprint, directory.start.intent.id)
     state = first_state(
-        built, data.init_from, directory.start.path, meta, log.say, shown=directory.start.shown
+        built,
+        data.init_from,
+        directory.start.path,
+        meta,
+        log.say,
+        shown=directory.start.display_path,
     )
     run_progress = progress_of(
         built,
@@ -530,7 +535,7 @@ def _code_if_over(
     hours: float | None,
 ) -> int | None:
     """Returns the exit code if no step or no time is left, which is reported; else None."""
-    run, done, run_progress = built.run, directory.position.done, first.run_progress
+    run, done, run_progress = built.run, directory.position.step, first.run_progress
     if hours is not None and hours <= 0:
         ending = run_summary.ending(run, done, built.total, STOP_MAX_HOURS, stopped_early=False)
         log.say(f"{ending}: raise --loop.max_total_hours {run.loop.max_total_hours:g}")
@@ -559,14 +564,18 @@ def open_step(
 ) -> TrainSetup:
     """Compiles the step, and opens the batches and what validates, saves, and stops."""
     run, say, uploader, position = built.run, log.say, directory.uploader, directory.position
-    profiler.check(profiler.span(flags.profile), position.done, built.total, say)
-    log.emit(Rewound(position.done, position.seen, validated=not first.run_progress.validation_due))
+    profiler.check(profiler.span(flags.profile), position.step, built.total, say)
+    log.emit(
+        Rewound(
+            position.step, position.examples_seen, validated=not first.run_progress.validation_due
+        )
+    )
     run_directory.write_config(directory.path, first.meta.config, say)
     workers = workers_here(run, directory.mesh)
     if run.data.workers != 0:  # chosen, and no worker processes: the line would explain nothing
         say(workers.sentence)
     batches = open_batches(
-        built, data.sources, data.quarantine, start=position.seen, workers=workers.number
+        built, data.sources, data.quarantine, start=position.examples_seen, workers=workers.number
     )
     stack.callback(batches.close)
     evaluator = evaluator_of(built, data.sources, data.quarantine, threads=workers.number)
@@ -620,7 +629,7 @@ def open_step(
             replay.described(built.rule.mesh),
             checkpoints,
             first.run_progress,
-            position.done,
+            position.step,
             save_policy.await_save,
             log.say,
             uploader,

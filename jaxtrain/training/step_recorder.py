@@ -92,8 +92,8 @@ class StepRecorder:
             mesh.size,
             cards.rates(jax.devices()[0].device_kind)[0],
         )
-        self._done = position.done
-        self._seen = position.seen
+        self._done = position.step
+        self._seen = position.examples_seen
         self._examples_skipped = position.skipped
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
@@ -108,7 +108,7 @@ class StepRecorder:
         self._slow = SlowProcesses(mesh, log.say)
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
-        self.results = Results(position.done, log.say)
+        self.results = Results(position.step, log.say)
         self.say = log.say
 
     @property
@@ -199,11 +199,11 @@ class StepRecorder:
         """Goes back to the position of a checkpoint; examples seen since then are not repeated."""
         self._first_nan = None
         self._report_bad_count()
-        self._done = back_to.done
+        self._done = back_to.step
         self._examples_skipped = self._seen - back_to.learned
         self.bad_in_a_row = 0
-        self._log.emit(Rewound(back_to.done, self._seen))
-        self._phases.at(back_to.done)
+        self._log.emit(Rewound(back_to.step, self._seen))
+        self._phases.at(back_to.step)
 
     def on_devices(self) -> contextlib.AbstractContextManager[None]:
         """Counts the time inside as a wait for the devices, and so for the other processes."""

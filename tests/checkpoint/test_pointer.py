@@ -38,7 +38,7 @@ def test_lists_every_file_with_its_size(path: Path, tmp_path: Path) -> None:
 def test_every_byte_of_a_file_with_several_pieces_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(pointer, "PIECE_BYTES", 32)
+    monkeypatch.setattr(pointer, "CHUNK_BYTES", 32)
     monkeypatch.setattr(pointer, "_BUFFER_BYTES", 10)
     content = random.Random(size).randbytes(size)
     path = small_checkpoint.write(tmp_path, 12, files={"a": content})

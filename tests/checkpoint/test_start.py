@@ -80,7 +80,7 @@ class Run:
         begun = start.open_start(
             Flags(resume, **flags), self.place, checkpoints, self.folder, self.said.append
         )
-        what = begun.intent.typed if begun.path is None else begun.shown
+        what = begun.intent.typed if begun.path is None else begun.display_path
         if moment in ("verifying", "opening data", "restore", "compilation"):
             raise Killed
         step = 0
@@ -126,9 +126,9 @@ def killed(run: Run, moment: str, resume: str | None, **flags: Any) -> bool:
 @pytest.mark.parametrize("again", [{"again": True}, {"resume": "latest"}, {"launch": "job 1"}])
 def test_a_new_run_starts_again_or_continues(run: Run, moment: str, again: dict[str, Any]) -> None:
     saved = killed(run, moment, None, launch="job 1")
-    expected = f"{run.place.shown}/checkpoints/2" if saved else "scratch"
+    expected = f"{run.place.location}/checkpoints/2" if saved else "scratch"
     assert run.start(**again) == expected
-    assert run.start(again=True) == f"{run.place.shown}/checkpoints/{4 if saved else 2}"
+    assert run.start(again=True) == f"{run.place.location}/checkpoints/{4 if saved else 2}"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -136,7 +136,7 @@ def test_weights_of_a_new_run_are_kept(run: Run, moment: str) -> None:
     saved = killed(run, moment, None, init_from="/weights")
     began = moment != "rendezvous"  # after nothing is recorded, the launcher repeats the flag
     repeated = {} if began else {"init_from": "/weights"}
-    expected = f"{run.place.shown}/checkpoints/2" if saved else "/weights"
+    expected = f"{run.place.location}/checkpoints/2" if saved else "/weights"
     if began and not saved:
         with pytest.raises(InputError, match=r"with model.init_from=/weights, and has not "):
             run.start("latest", init_from="/others")
@@ -150,7 +150,7 @@ def test_another_runs_checkpoint_is_what_the_run_starts_from(
 ) -> None:
     """The defect: it started from random weights if it was killed before its data were open."""
     saved = killed(run, moment, other)
-    expected = f"{run.place.shown}/checkpoints/2" if saved else other
+    expected = f"{run.place.location}/checkpoints/2" if saved else other
     began = moment != "rendezvous"
     flags: dict[str, Any] = {"latest": {"resume": "latest"}, "path": {"resume": other}}.get(how, {})
     if how == "again":
@@ -159,7 +159,7 @@ def test_another_runs_checkpoint_is_what_the_run_starts_from(
         expected = "scratch"  # nothing has started yet
     assert run.start(**flags) == expected
     if saved and how == "path":
-        assert f"--resume {other}: {run.place.shown} continues with its own" in run.said[0]
+        assert f"--resume {other}: {run.place.location} continues with its own" in run.said[0]
 
 
 @pytest.mark.parametrize("moment", MOMENTS[1:-1])
@@ -193,17 +193,17 @@ def test_a_step_is_what_the_run_goes_back_to(run: Run, moment: str, how: str) ->
     step = 4 if saved and how != "step" else 2
     if not began and how in ("latest", "again"):
         step = 6  # nothing is recorded of that start
-    assert run.start(**flags) == f"{run.place.shown}/checkpoints/{step}"
+    assert run.start(**flags) == f"{run.place.location}/checkpoints/{step}"
     if saved and how == "step":
         assert "--resume 2: going back to step 2 again" in run.said
-    assert run.start(again=True) == f"{run.place.shown}/checkpoints/{step + 2}"
+    assert run.start(again=True) == f"{run.place.location}/checkpoints/{step + 2}"
 
 
 @pytest.mark.parametrize("end", ["", ".json"])
 def test_the_path_or_url_of_its_own_checkpoint_is_a_step(run: Run, end: str) -> None:
     for _ in range(2):
         run.start(again=True)
-    own = f"{run.place.shown}/checkpoints/2"
+    own = f"{run.place.location}/checkpoints/2"
     assert run.start(f"{own}{end}") == own
     recorded = Intent.read(run.place)
     assert recorded is not None
@@ -217,7 +217,7 @@ def test_without_a_flag_a_run_with_checkpoints_is_refused(run: Run) -> None:
     run.place.delete(own_files.START)  # copied without it
     with pytest.raises(InputError, match="already contains checkpoints"):
         run.start()
-    assert run.start(again=True) == f"{run.place.shown}/checkpoints/2"
+    assert run.start(again=True) == f"{run.place.location}/checkpoints/2"
 
 
 def test_the_same_command_of_a_new_run_may_be_repeated(run: Run) -> None:
@@ -230,9 +230,9 @@ def test_a_launch_is_known_only_to_itself(run: Run) -> None:
     run.start(launch="job 1")
     run.start("latest")
     killed(run, "compilation", "2", launch="job 2")
-    assert run.start("2", launch="job 2") == f"{run.place.shown}/checkpoints/2"
-    assert run.start("2", launch="job 2") == f"{run.place.shown}/checkpoints/4"  # requeued
-    assert run.start("2", launch="job 3") == f"{run.place.shown}/checkpoints/2"
+    assert run.start("2", launch="job 2") == f"{run.place.location}/checkpoints/2"
+    assert run.start("2", launch="job 2") == f"{run.place.location}/checkpoints/4"  # requeued
+    assert run.start("2", launch="job 3") == f"{run.place.location}/checkpoints/2"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -242,7 +242,9 @@ def test_a_launchers_first_start_counts_once_it_is_recorded(run: Run, moment: st
         run.start(again=True, launch=f"job {number}")
     saved = killed(run, moment, "2", launch="job 9")
     expected = 4 if saved else 2
-    assert run.start("2", again=True, launch="job 9") == f"{run.place.shown}/checkpoints/{expected}"
+    assert (
+        run.start("2", again=True, launch="job 9") == f"{run.place.location}/checkpoints/{expected}"
+    )
 
 
 def test_an_intent_stays_spent_if_what_was_saved_since_is_damaged(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_a_step_that_does_not_exist_changes_nothing(run: Run) -> None:
     with pytest.raises(InputError, match=r"--resume 7: .* has no complete checkpoint 7"):
         run.start("7")
     assert run.place.get(own_files.START) == before
-    assert run.start("latest") == f"{run.place.shown}/checkpoints/2"
+    assert run.start("latest") == f"{run.place.location}/checkpoints/2"
 
 
 def test_a_step_whose_start_is_refused_changes_nothing(run: Run) -> None:
@@ -280,7 +282,7 @@ def test_a_step_whose_start_is_refused_changes_nothing(run: Run) -> None:
     begun = start.open_start(Flags("2"), run.place, checkpoints, run.folder, run.said.append)
     begun.refused(run.place)
     assert run.place.get(own_files.START) == before
-    assert run.start("latest") == f"{run.place.shown}/checkpoints/4"
+    assert run.start("latest") == f"{run.place.location}/checkpoints/4"
 
 
 def test_a_rollback_is_not_undone_by_a_kill_before_the_next_save(run: Run) -> None:
@@ -293,11 +295,11 @@ def test_a_rollback_is_not_undone_by_a_kill_before_the_next_save(run: Run) -> No
     assert path is not None
     start.follow_rollback(run.place, path)
     saved.set_aside_after(2)
-    assert run.start(again=True) == f"{run.place.shown}/checkpoints/2"
+    assert run.start(again=True) == f"{run.place.location}/checkpoints/2"
     (path, _) = saved.intact(2)
     assert path is not None
     start.follow_rollback(run.place, path)  # the intent is spent: the newest one counts
-    assert run.start(again=True) == f"{run.place.shown}/checkpoints/4"
+    assert run.start(again=True) == f"{run.place.location}/checkpoints/4"
 
 
 def test_a_checkpoint_that_was_moved_aside_is_brought_back(tmp_path: Path) -> None:
@@ -310,7 +312,7 @@ def test_a_checkpoint_that_was_moved_aside_is_brought_back(tmp_path: Path) -> No
     killed(run, "compilation", str(aside))
     assert run.start(again=True) == str(aside.with_suffix(""))
     assert CheckpointStore(run.place).read("checkpoints/6.json")[1] == content
-    assert run.start(again=True) == f"{run.place.shown}/checkpoints/8"
+    assert run.start(again=True) == f"{run.place.location}/checkpoints/8"
 
 
 def test_what_takes_its_place_is_moved_aside(tmp_path: Path) -> None:
@@ -382,8 +384,8 @@ def test_a_bad_step_is_not_resumed(tmp_path: Path) -> None:
     store.commit((pointer.BAD_STEP,), 3, path.read_bytes())
     (name,) = store.asides()
     with pytest.raises(InputError, match=rf"\(aside/{name} is a bad step, for find-nan"):
-        run.start(f"{run.place.shown}/aside/{name}")
-    assert run.start("latest") == f"{run.place.shown}/checkpoints/2"
+        run.start(f"{run.place.location}/aside/{name}")
+    assert run.start("latest") == f"{run.place.location}/checkpoints/2"
 
 
 def test_a_run_that_is_live_gives_the_checkpoint_that_was_chosen(run: Run, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_later_steps_are_superseded(
     assert store.steps() == [4, 6]
     assert small_checkpoint.aside(store.place) == {8: "superseded"}
     assert len(said) == 2
-    assert f"{store.place.shown}/checkpoints/8 is superseded: moved to" in said[0]
+    assert f"{store.place.location}/checkpoints/8 is superseded: moved to" in said[0]
 
 
 def test_a_step_that_is_saved_again_replaces_its_pointer(

@@ -334,7 +334,7 @@ def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
 
     def kills(numbered: tuple[int, evaluation_clips.Clip]) -> bool:
         (videos / "0.mp4").unlink(missing_ok=True)
-        return numbered[1].run.name == "2.mp4"
+        return numbered[1].frame_range.name == "2.mp4"
 
     assert on(ClusterHere(kills), monkeypatch, place, videos) == 0
     printed = capsys.readouterr().out

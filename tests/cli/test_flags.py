@@ -118,6 +118,6 @@ def test_all_wrong_arguments_are_named(typed: str, messages: list[str]) -> None:
 
 
 def test_flags_of_base_classes_come_last() -> None:
-    names = [flag.typed for flag in flags.of(Command)]
+    names = [flag.name for flag in flags.of(Command)]
     assert names[:2] == ["SOURCE", "TEXT"]
     assert names[2:] == ["--data", "--top-k", "--track", "--debug", "--precision"]

@@ -153,10 +153,10 @@ def test_skewed_differences_do_not_look_symmetric() -> None:
 
 
 def test_the_first_possible_verdict_depends_on_the_level() -> None:
-    assert sequential.least_pairs() == 6
+    assert sequential.fewest_pairs() == 6
     for changes in (1, 2, 5, 10):
         level = sequential.LEVEL / changes
-        least = sequential.least_pairs(level)
+        least = sequential.fewest_pairs(level)
         for pairs in range(1, least):
             growing = 10.0 ** np.arange(pairs)
             assert not sequential.interval(growing, level).excludes(0.0)

@@ -163,10 +163,12 @@ def test_each_value_is_the_same_when_it_is_typed(runs: dict[str, config.Run]) ->
     for name, run in runs.items():
         leaves = list(overrides.leaves(run))
         for leaf in leaves:
-            typed = field_values.parse(field_values.words(leaf.value), leaf.annotation)
+            typed = field_values.parse(field_values.as_arguments(leaf.value), leaf.annotation)
             assert typed == leaf.value, (name, leaf.name)
         typed_all = [
-            word for one in leaves for word in (f"--{one.name}", *field_values.words(one.value))
+            word
+            for one in leaves
+            for word in (f"--{one.name}", *field_values.as_arguments(one.value))
         ]
         assert overrides.apply(run, typed_all) == run, name
 

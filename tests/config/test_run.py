@@ -228,7 +228,7 @@ def test_the_three_rules_for_steps() -> None:
 def test_a_run_has_at_most_as_many_examples_as_its_state_counts() -> None:
     most = changed("--loop.steps", str((2**32 - 1) // 64))
     assert steps(most) == 2**26 - 1
-    position = run_length.Position(done=1, seen=128)  # of another batch size
+    position = run_length.Position(step=1, examples_seen=128)  # of another batch size
     with pytest.raises(InputError, match="4,294,967,295 examples that a run can count"):
         steps(most, position=position)
 

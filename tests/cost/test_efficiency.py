@@ -62,6 +62,6 @@ def test_a_plan_takes_the_file_of_its_gpu_only(tmp_path: Path) -> None:
     path = tmp_path / "h100.json"
     efficiency.write(path, MEASURED)
     planner = Planner("h100_8", [], None, None, None, efficiency=path)
-    assert planner.said[-1].startswith(f"{path} was measured with jax 0.9.0; this is jax ")
+    assert planner.messages[-1].startswith(f"{path} was measured with jax 0.9.0; this is jax ")
     with pytest.raises(InputError, match=r"measured on NVIDIA H100.*plan is for NVIDIA A10 "):
         Planner("h100_8", [], "a10", None, None, efficiency=path)

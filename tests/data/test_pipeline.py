@@ -272,7 +272,7 @@ def test_validation_examples_are_evenly_spaced_and_padded_with_weight_zero(
     np.testing.assert_array_equal(x[weight > 0, 1], drawn, "seed and index, in this order")
     for left, right in zip(first, again, strict=True):
         np.testing.assert_array_equal(left["x"], right["x"])
-    assert Quarantine(tmp_path / "quarantine.jsonl").found() == {"file-1"}
+    assert Quarantine(tmp_path / "quarantine.jsonl").recorded() == {"file-1"}
 
 
 class Wide(Numbers):

@@ -23,13 +23,13 @@ def test_an_unwritable_quarantine_does_not_stop_training(
     gone = Quarantine.open(tmp_path / "gone", 0)
     gone.add(BadExample("file-1", "broken"), during="training")
     assert re.search(r'cannot write .* \(No such file.*"path": "file-1"', capsys.readouterr().err)
-    assert gone.found() == set()
+    assert gone.recorded() == set()
 
 
 def test_lines_of_others_are_ignored(tmp_path: Path) -> None:
     lines = (b"[", b"\xff", b"[]", b"{}", b'{"path": 7}', b"9")
     (tmp_path / "quarantine.jsonl").write_bytes(b"\n".join([*lines, b""]))
-    assert Quarantine(tmp_path / "quarantine.jsonl").found() == {"7"}
+    assert Quarantine(tmp_path / "quarantine.jsonl").recorded() == {"7"}
 
 
 def test_a_truncated_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_a_truncated_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     quarantine.add(BadExample("file-1", "broken"), during="training")
     with quarantine.path.open("a") as file:
         file.write('{"path": "fi')
-    assert quarantine.found() == {"file-1"}
+    assert quarantine.recorded() == {"file-1"}
     quarantine.add(BadExample("file-3", "broken"), during="training")
-    assert quarantine.found() == {"file-1", "file-3"}
+    assert quarantine.recorded() == {"file-1", "file-3"}
 
 
 def test_an_input_has_one_line_however_often_and_by_whom_it_is_found(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_an_input_has_one_line_however_often_and_by_whom_it_is_found(tmp_path: P
         thread.join()
     lines = quarantine.path.read_text().splitlines()
     assert sorted(json.loads(line)["path"] for line in lines) == [f"file-{n}" for n in range(7)]
-    assert quarantine.found() == {f"file-{n}" for n in range(7)}
+    assert quarantine.recorded() == {f"file-{n}" for n in range(7)}
     again = Quarantine.open(tmp_path, 0)  # a resume: the file may be fixed meanwhile, or not
     again.add(BadExample("file-3", "broken"), during="training")
-    assert again.found() == {"file-3"}
+    assert again.recorded() == {"file-3"}
     assert len(quarantine.path.read_text().splitlines()) == 8
 
 
@@ -81,12 +81,12 @@ def test_the_limit_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyP
         quarantine.add(BadExample(f"file-{number}", "broken"), during="training")
         now += 60
         assert limit.stop_reason() is None
-        assert quarantine.found() == {f"file-{n}" for n in range(number + 1)}
+        assert quarantine.recorded() == {f"file-{n}" for n in range(number + 1)}
     assert len([line for line in parsed if line]) == 5
     quarantine.path.unlink()  # it is the user's to delete
     quarantine.add(BadExample("file-9", "broken"), during="training")
     assert quarantine.path.read_text().count("file-9") == 1
-    assert "file-9" in quarantine.found()
+    assert "file-9" in quarantine.recorded()
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])

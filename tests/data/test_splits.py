@@ -146,7 +146,7 @@ def test_the_console_names_what_validates(
 )
 def test_words_that_are_not_followed_are_a_warning(names: list[str], ignored: list[str]) -> None:
     assert splits.by_name(names) is None
-    assert splits.seen(names) == ignored
+    assert splits.names_with_side(names) == ignored
     lines: list[str] = []
     for all_train in (False, True):
         sides = splits.decided("--data.path T", names, lines.append, all_train=all_train)

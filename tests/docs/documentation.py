@@ -135,7 +135,7 @@ def taken_by(words: list[str]) -> set[str]:
 
 def without_program_flags(words: list[str]) -> list[str]:
     """The overrides of a training command, without the flags of a run."""
-    with_value = {flag.typed for flag in flags.of(RunFlags) if flag.kind is not bool}
+    with_value = {flag.name for flag in flags.of(RunFlags) if flag.kind is not bool}
     kept, rest = [], iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")

@@ -40,18 +40,18 @@ def test_one_wrong_sum_is_found() -> None:
 
 def test_a_slow_link_is_reported() -> None:
     h100 = "NVIDIA H100 80GB HBM3"
-    inside = collectives.judged_reduce("seen", 300e9, h100, 8, 1)
+    inside = collectives.judge_reduce("seen", 300e9, h100, 8, 1)
     assert (inside.level, inside.seen) == (
         "ok",
         "seen, 67% of 450 GB/s in the node (30% is enough: assumed)",
     )
-    slow = only_warning([collectives.judged_reduce("seen", 20e9, h100, 8, 1)])
+    slow = only_warning([collectives.judge_reduce("seen", 20e9, h100, 8, 1)])
     assert "4% of 450 GB/s in the node (30% is enough: assumed)" in slow.seen
     assert "NCCL_DEBUG=INFO" in slow.cure
     assert (
-        "20% of 100 GB/s between nodes" in collectives.judged_reduce("seen", 20e9, h100, 2, 2).seen
+        "20% of 100 GB/s between nodes" in collectives.judge_reduce("seen", 20e9, h100, 2, 2).seen
     )
-    assert collectives.judged_reduce("seen", 1, "cpu", 8, 1).seen == "seen"
+    assert collectives.judge_reduce("seen", 1, "cpu", 8, 1).seen == "seen"
 
 
 class Gpu(NamedTuple):
@@ -113,17 +113,17 @@ def test_a_host_or_link_that_exchanges_data_slowly_is_named() -> None:
     assert pairs == [("n1", "n2"), ("n2", "n3"), ("n3", "n1")]
     assert collectives.ring(["a", "b"]) == [("a", "b")]
     found = only_warning(
-        [collectives.judged_links({pair: 5e9 if "n2" in pair else 40e9 for pair in pairs})]
+        [collectives.judge_links({pair: 5e9 if "n2" in pair else 40e9 for pair in pairs})]
     )
     assert found.seen == (
         "hosts that exchange data slowly, against 40 GB/s between others (measured): n1 and n2 at "
         "5 GB/s; n2 and n3 at 5 GB/s; host n2 is slow"
     )
     one = {pair: 5e9 if pair == ("n2", "n3") else 40e9 for pair in pairs}
-    found = only_warning([collectives.judged_links(one)])
+    found = only_warning([collectives.judge_links(one)])
     assert found.seen.endswith("(measured): n2 and n3 at 5 GB/s")
     good = {pair: 30e9 if "n2" in pair else 40e9 for pair in pairs}
-    assert all_ok([collectives.judged_links(good)]) == (
+    assert all_ok([collectives.judge_links(good)]) == (
         "3 pairs of hosts exchange data at 30 GB/s or more in each direction (measured)"
     )
 

@@ -101,7 +101,7 @@ def test_a_very_slow_source_does_not_hold_up_doctor(tmp_path: Path) -> None:
         if thread.name == "trial":
             thread.join(timeout=10)
             assert not thread.is_alive()
-    hung = only_problem([data.judged(dataclasses.replace(found, workers=8), 2)])
+    hung = only_problem([data.judge(dataclasses.replace(found, workers=8), 2)])
     assert "almost no batches arrived in 20 s with 8 workers on 2 cores" in hung.seen
     assert hung.cure.startswith("try --data.workers 1, ")
 

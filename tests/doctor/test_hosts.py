@@ -20,7 +20,7 @@ def test_a_single_process_has_nothing_to_synchronize(tmp_path: Path) -> None:
     checks = hosts.checks(subject(tmp_path))
     found = [one for check in checks.values() for one in check()]
     assert all_ok(found) == "single process: nothing to synchronize"
-    assert not list(hosts.others(KeyValueStore(), []))
+    assert not list(hosts.of_other_processes(KeyValueStore(), []))
 
 
 def test_without_its_coordinator(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_findings_of_other_processes_are_reported_once() -> None:
     own = [of("ok", "fine"), of("problem", "both")]
     theirs = [of("problem", "both"), of("warning", "mine")]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        second = pool.submit(lambda: list(hosts.others(stores[1], theirs)))
-        found = only_warning(hosts.others(stores[0], own))
+        second = pool.submit(lambda: list(hosts.of_other_processes(stores[1], theirs)))
+        found = only_warning(hosts.of_other_processes(stores[0], own))
     assert found.seen.endswith("), system: mine")
     assert found.seen.startswith("process 1 (")
     assert "process 0 reports" in all_ok(second.result())

@@ -78,4 +78,4 @@ def test_videos_that_a_run_would_cut_are_counted(tmp_path: Path) -> None:
     assert 0 < estimate.core_s < 1
     elsewhere = planner.Planner("h100_1", ["--data.path", str(tmp_path / "nowhere")])
     assert elsewhere._preparation == ()
-    assert "preparing the data is not counted: --data.path" in elsewhere.said[-1]
+    assert "preparing the data is not counted: --data.path" in elsewhere.messages[-1]

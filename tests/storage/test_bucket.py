@@ -296,9 +296,9 @@ def test_large_objects_are_not_read(
     with pytest.raises(TooLarge, match=f"{URL}/file has 10 bytes instead of at most 9"):
         bucket.get("file")
     with pytest.raises(TooLarge):
-        bucket.download("file", tmp_path / "file", most=9)
+        bucket.download("file", tmp_path / "file", max_bytes=9)
     assert not (tmp_path / "file").exists()
-    assert bucket.download("file", tmp_path / "file", most=10)
+    assert bucket.download("file", tmp_path / "file", max_bytes=10)
 
 
 @pytest.mark.parametrize(

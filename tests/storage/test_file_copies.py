@@ -154,7 +154,7 @@ def test_a_resume_continues_and_cuts_files(bucket: Bucket, tmp_path: Path) -> No
 def test_a_large_file_is_sent_in_parts_of_limited_size(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_copies, "_PART_BYTES", 100)
+    monkeypatch.setattr(file_copies, "_SEGMENT_BYTES", 100)
     content = random.Random(0).randbytes(950)
     (tmp_path / "log.txt").write_bytes(content)
     FileCopies(bucket, tmp_path).upload("log.txt")

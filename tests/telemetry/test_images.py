@@ -24,7 +24,7 @@ def test_an_image_is_a_lossless_png() -> None:
     image = np.random.default_rng(0).integers(0, 256, (6, 10, 3)).astype(np.uint8)
     made = images.encode(image)
     assert (images.extension(image), made.height, made.width) == (".png", 6, 10)
-    assert made.shown == made.file
+    assert made.preview == made.file
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(made.file))), image)
 
 
@@ -38,7 +38,7 @@ def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert np.stack(frames).shape == (5, 32, 48, 3)  # an odd side loses its last row
     assert np.abs(np.stack(frames).astype(float) - clip[:, :32]).mean() < 4
-    gif = Image.open(io.BytesIO(made.shown))
+    gif = Image.open(io.BytesIO(made.preview))
     assert (gif.n_frames, gif.size, gif.info["duration"]) == (5, (48, 33), 120)
     gif.seek(4)
     assert np.abs(np.asarray(gif.convert("RGB"), float) - clip[4]).mean() < 8

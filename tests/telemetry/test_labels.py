@@ -46,9 +46,9 @@ def test_files_and_tensorboard_get_the_labels() -> None:
     assert encoded is not None
     shown = np.asarray(Image.open(io.BytesIO(encoded.file)))
     np.testing.assert_array_equal(shown, images.drawn(image, ROWS))
-    assert encoded.shown == encoded.file
+    assert encoded.preview == encoded.file
     assert (encoded.height, encoded.width) == shown.shape[:2]
     clip = images.encode(noise(3, 64, 90, 3), ROWS)
-    gif = Image.open(io.BytesIO(clip.shown))
+    gif = Image.open(io.BytesIO(clip.preview))
     assert gif.size == (clip.width, clip.height)
     assert gif.size[1] > 64

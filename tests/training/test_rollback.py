@@ -47,7 +47,7 @@ def test_a_checkpoint_that_a_rollback_abandons_is_not_resumed_from(tmp_path: Pat
     target = target_of(saved_part(state, [CONSTANT]), mesh_of(8))
     said: list[str] = []
     _, position = rollback.Rollback(tmp_path, 5, target, said.append, lambda: "")(state)
-    assert position.done == 5
+    assert position.step == 5
     assert any("checkpoints/7 is superseded: moved to" in line for line in said)
     chosen = small_checkpoint.choose("latest", tmp_path, said.append)
     assert chosen is not None
@@ -86,7 +86,7 @@ def test_a_rollback_needs_memory_for_one_state(
     assert alive[1] < before + 0.01 * size
 
     assert positions == [position]
-    assert (position.done, int(restored.step)) == (5, 5)
+    assert (position.step, int(restored.step)) == (5, 5)
     assert int(restored.examples_seen) == 3 * 7
     assert int(restored.skip_step["bad_in_a_row"]) == 0
     np.testing.assert_array_equal(restored.extras[CONSTANT], np.arange(4.0))
@@ -105,8 +105,8 @@ def test_a_checkpoint_is_restored_three_times_in_a_row_at_most(tmp_path: Path) -
     saver.close()
     target = target_of(saved_part(training_state(7), [CONSTANT]), mesh_of(8))
     back = rollback.Rollback(tmp_path, 5, target, lambda line: None, lambda state: "lower the rate")
-    assert back(training_state(12))[1].done == 10
+    assert back(training_state(12))[1].step == 10
     for _ in range(3):  # those to another checkpoint do not count
-        assert back(training_state(7))[1].done == 5
+        assert back(training_state(7))[1].step == 5
     with pytest.raises(InputError, match="although checkpoint 5 was restored 3 times: lower the"):
         back(training_state(7))

@@ -20,7 +20,7 @@ PSNR = Criterion("val/psnr", "max", "5 clips")
 
 
 def at(step: int, seen: int | None = None) -> Position:
-    return Position(step, seen=8 * step if seen is None else seen)
+    return Position(step, examples_seen=8 * step if seen is None else seen)
 
 
 def recorded(directory: Path, *values: float, criterion: Criterion = PSNR) -> RunProgress:

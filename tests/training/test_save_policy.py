@@ -74,7 +74,7 @@ class CheckpointSaver:
 
 
 def at(step: int) -> Position:
-    return Position(step, seen=8 * step)
+    return Position(step, examples_seen=8 * step)
 
 
 @pytest.fixture(autouse=True)
@@ -253,7 +253,7 @@ def test_another_state_of_the_same_step_is_not_the_best() -> None:
     """After a rollback, the same step is reached again with a worse validation."""
     one, checkpoints = saver_with()
     one.save(at(20), STATE, regular=False, best=one.judge(at(20), {"val/psnr": 25.0}))
-    again = Position(20, seen=8 * 27, skipped=8 * 7)
+    again = Position(20, examples_seen=8 * 27, skipped=8 * 7)
     assert not one.judge(again, {"val/psnr": 20.0})
     one.finish(again, STATE)
     assert checkpoints.best == [20]

@@ -115,7 +115,7 @@ def save(made: Any, state: State, meta: Any, place: Path) -> Path:
         file_weights = made.definition.file_weights
         progress = RunProgress(place, Criterion(None, None, ""))
         kept = save_policy.SavePolicy(checkpoints, meta, progress, file_weights=file_weights)
-        kept.finish(Position(2, seen=8), state)
+        kept.finish(Position(2, examples_seen=8), state)
     return place / pointer.CHECKPOINTS / "2.json"
 
 
@@ -190,7 +190,7 @@ def test_all_processes_resume_from_what_process_0_has_chosen_at_a_url(
     monkeypatch.setattr(process_group, "process_zero_decides", remember)
     place = Folder(tmp_path / "run")
     first = setup._open_start(run, flags, tmp_path / "run", place, None, log)
-    assert (first.path, first.shown) == (path, chosen)
+    assert (first.path, first.display_path) == (path, chosen)
     monkeypatch.setattr(process_group, "process_zero_decides", lambda decide: answers[0])
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert setup._open_start(run, flags, tmp_path / "run", place, None, log) == first

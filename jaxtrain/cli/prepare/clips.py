@@ -14,8 +14,8 @@ def main(flags: commands.PrepareClips) -> int:
     """Runs the command and returns its exit code."""
     engine, part = job_flags.engine(flags), job_flags.part(flags)
     names = {field.name for field in dataclasses.fields(pieces.Settings)}
-    given = {name: value for name, value in vars(flags).items() if name in names}
-    settings = pieces.Settings(split_at_cuts=not flags.keep_cuts, **given)
+    values = {name: value for name, value in vars(flags).items() if name in names}
+    settings = pieces.Settings(split_at_cuts=not flags.keep_cuts, **values)
     say = terminal.say
     with command_line.resumable("videos"):
         outcome = prepare_clips.run(

@@ -72,17 +72,17 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
         made, skipped = made + outcome.made, skipped + outcome.skipped
         failed |= outcome.failed
         totals.update(outcome.totals)
-        folders.append(target.where)
+        folders.append(target.location)
     windows, lacking = totals["windows"], totals["lacking"]
-    where = " and ".join(folders)
+    locations = " and ".join(folders)
     if lacking:
         say(
             f"{lacking:,} clips cannot be decoded, so they have no latents, and training replaces "
-            f"them: the reasons are in {resumable.WORK}/records of {where}"
+            f"them: the reasons are in {resumable.WORK}/records of {locations}"
         )
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(
-        f"latents of {made + skipped:,} videos in {where}, {made:,} of them new "
+        f"latents of {made + skipped:,} videos in {locations}, {made:,} of them new "
         f"({windows:,} clips in total); train with --data.windows fixed{single} --data.teacher "
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )

@@ -26,9 +26,9 @@ def main(flags: commands.PrepareSets) -> int:
                 shutil.rmtree(cached.folder)
             except OSError as error:
                 raise InputError(f"{cached.folder} cannot be deleted: {error.strerror}") from error
-        what = "deleted" if deletes else f"used {idle_days:.0f} days ago"
+        action = "deleted" if deletes else f"used {idle_days:.0f} days ago"
         state = "incomplete" if cached.videos is None else f"{cached.videos:,} videos"
-        terminal.out(f"{cached.folder}: {state}, {size / 2**30:.2f} GiB, {what}")
+        terminal.out(f"{cached.folder}: {state}, {size / 2**30:.2f} GiB, {action}")
         terminal.out(f"  of {cached.source}")
         kept, deleted = kept + (not deletes), deleted + deletes
     more = f", {deleted:,} deleted" if flags.prune is not None else ""

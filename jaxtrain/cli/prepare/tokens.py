@@ -18,7 +18,7 @@ def main(flags: commands.PrepareTokens) -> int:
         return _prepare(run, flags, terminal.say)
 
 
-def _check_present(name: str, typed: Sequence[str]) -> None:
+def _check_present(name: str, arguments: Sequence[str]) -> None:
     """Refuses ``--data.path`` that does not exist before a config imports jax for its model.
 
     A run checks the same and more, after that.
@@ -27,7 +27,7 @@ def _check_present(name: str, typed: Sequence[str]) -> None:
     from jaxtrain.data.text import documents, hub_datasets
 
     files.find(name)
-    path = dict(overrides.grouped(typed)).get("data.path", ())
+    path = dict(overrides.grouped(arguments)).get("data.path", ())
     for value in path:
         if value == "None":
             continue

@@ -46,9 +46,9 @@ _PROBE = (
 
 def _byte_characters() -> str:
     """The 256 characters that stand for the bytes 0 to 255 in the vocabulary (GPT-2's)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(_BYTES) if byte not in shown]
-    table = {byte: chr(byte) for byte in shown}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(_BYTES) if byte not in printable]
+    table = {byte: chr(byte) for byte in printable}
     table |= {byte: chr(_BYTES + number) for number, byte in enumerate(hidden)}
     return "".join(table[byte] for byte in range(_BYTES))
 
@@ -58,11 +58,11 @@ CHARACTERS = _byte_characters()
 
 def check_size(vocab_size: int, kind: str, special: Sequence[str]) -> None:
     """Raises InputError if the vocabulary is too small for the bytes and the special tokens."""
-    least = len(special) + _BYTES
-    if vocab_size < least:
+    minimum = len(special) + _BYTES
+    if vocab_size < minimum:
         raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind={kind} needs {least} for the "
-            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more"
+            f"model.vocab_size is {vocab_size}: data.tokenizer_kind={kind} needs {minimum} for the "
+            f"bytes and the special tokens alone; set --model.vocab_size to {minimum} or more"
         )
 
 
@@ -118,7 +118,8 @@ class Encoder:
         ours.pre_tokenizer = _pre_tokenizer()
         described, wanted = json.loads(tokenizer.to_str()), json.loads(ours.to_str())
         self._cuts = all(
-            described[part] == wanted[part] for part in ("normalizer", "pre_tokenizer")
+            described[component] == wanted[component]
+            for component in ("normalizer", "pre_tokenizer")
         )
         self._cuts &= all(token["special"] for token in described["added_tokens"])
         self._known: dict[str, list[int]] = {}
@@ -129,15 +130,17 @@ class Encoder:
             return self._encode(texts)
         cut = [_SURE_CUT.split(text) for text in texts]
         known = self._known
-        unknown = list({part: None for stretches in cut for part in stretches if part not in known})
+        unknown = list(
+            {pretoken: None for stretches in cut for pretoken in stretches if pretoken not in known}
+        )
         known.update(zip(unknown, self._encode(unknown), strict=True))
         ids = [
             list(itertools.chain.from_iterable(map(known.__getitem__, stretches)))
             for stretches in cut
         ]
-        for part in unknown:
-            if len(part) > _LONGEST_KNOWN:
-                del known[part]
+        for pretoken in unknown:
+            if len(pretoken) > _LONGEST_KNOWN:
+                del known[pretoken]
         if len(known) > _MOST_KNOWN:
             known.clear()
         return ids
@@ -161,11 +164,11 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
         raise InputError(
             f"{kind} has no token for {len(absent)} of 256 bytes, for example {absent[0]}; {cure}"
         )
-    for part in [_PROBE, *_PROBE.split(" ")]:
-        with tokenizer_file.explained(f"{name} fails on {part!r}"):
-            back = plain.decode(plain.encode(part, add_special_tokens=False).ids)
-        if back != part:
-            raise InputError(f"{kind} turns {part!r} into {back!r}; {cure}")
+    for text in [_PROBE, *_PROBE.split(" ")]:
+        with tokenizer_file.explained(f"{name} fails on {text!r}"):
+            back = plain.decode(plain.encode(text, add_special_tokens=False).ids)
+        if back != text:
+            raise InputError(f"{kind} turns {text!r} into {back!r}; {cure}")
 
 
 def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:

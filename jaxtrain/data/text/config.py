@@ -21,7 +21,7 @@ from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import cache
 
-Made = TypeVar("Made")
+SourceT = TypeVar("SourceT")
 _MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
 
 
@@ -91,12 +91,12 @@ class Masked(Text):
                 fingerprint=fingerprint,
             )
 
-        parts = _parts(prepared, folder, facts, model.sequence_length, make)
+        split_sources = _sources_of_splits(prepared, folder, facts, model.sequence_length, make)
         for split in SPLITS:
-            self._check_lost(split, facts, parts[split].values(), model, say)
+            self._check_lost(split, facts, split_sources[split].values(), model, say)
         return self.opened(
             prepared,
-            parts,
+            split_sources,
             say,
             f"{_facts(prepared, facts, model.sequence_length)}; "
             f"{100 * _lost(facts, 'train'):.2f}% of the characters are lost by the tokenizer, "
@@ -211,7 +211,7 @@ class Causal(Text):
                 fingerprint=cache.digest(fingerprint, "fit") if rule.fit else fingerprint,
             )
 
-        parts = _parts(prepared, folder, facts, length, make)
+        split_sources = _sources_of_splits(prepared, folder, facts, length, make)
         fitted = ""
         if rule.fit:
             positions = _total(facts, "train", "examples") * length
@@ -220,7 +220,7 @@ class Causal(Text):
         bytes_per_token = _total(facts, "train", "bytes") / _total(facts, "train", "tokens")
         return self.opened(
             prepared,
-            parts,
+            split_sources,
             say,
             f"{_facts(prepared, facts, length)}{fitted}; {bytes_per_token:.2f} bytes per token "
             f"(measured), vocabulary {recipe.ids:,}",
@@ -231,26 +231,26 @@ Facts = Sequence[Mapping[Split, Mapping[str, Any]]]
 """Counts for each source and split: see :func:`jaxtrain.data.text.layout.lay_out`."""
 
 
-def _parts(
+def _sources_of_splits(
     prepared: Prepared,
     folder: Path,
     facts: Facts,
     length: int,
-    make: Callable[[Streams, str], Made],
-) -> dict[Split, dict[int, Made]]:
+    make: Callable[[Streams, str], SourceT],
+) -> dict[Split, dict[int, SourceT]]:
     """Makes the source of examples of each split of each source of text, from its reader and its
     fingerprint; returns them by the number of the source of text. Those without text are omitted.
     """
-    recipe, parts = prepared.recipe, dict[Split, dict[int, Made]]()
+    recipe, split_sources = prepared.recipe, dict[Split, dict[int, SourceT]]()
     for split in SPLITS:
-        parts[split] = {}
+        split_sources[split] = {}
         for number, of_source in enumerate(facts):
             if examples := of_source[split]["examples"]:
                 prefix = str(folder / f"{number}.{split}")
                 streams = Streams(str(prepared.root), prefix, recipe.dtype.name, examples)
                 digest = cache.digest(of_source[split]["sha256"], recipe.key, length)
-                parts[split][number] = make(streams, digest)
-    return parts
+                split_sources[split][number] = make(streams, digest)
+    return split_sources
 
 
 def _total(facts: Facts, split: Split, name: str) -> int:
@@ -260,14 +260,14 @@ def _total(facts: Facts, split: Split, name: str) -> int:
 
 def _facts(prepared: Prepared, facts: Facts, sequence_length: int) -> str:
     """Describes each split: documents, tokens, and sequences; and the number of files."""
-    parts = [
+    descriptions = [
         f"{split}: {_total(facts, split, 'documents'):,} documents, "
         f"{_total(facts, split, 'tokens'):,} tokens, {_total(facts, split, 'examples'):,} "
         f"sequences of {sequence_length}"
         for split in SPLITS
     ]
     cut = ", long files count as several documents" if prepared.cut else ""
-    return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
+    return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(descriptions)}"
 
 
 def _lost(facts: Facts, split: Split) -> float:

@@ -104,8 +104,8 @@ class File:
                 return
             head = self._check(raw)
             if not packing:
-                if found := kinds.packing_of(head):
-                    raise BadExample(self.path, f"compressed: add {found} to its name")
+                if by_content := kinds.packing_of(head):
+                    raise BadExample(self.path, f"compressed: add {by_content} to its name")
                 yield raw
                 return
             with kinds.unpacked(raw, packing, self.path, _CHUNK_BYTES) as data:
@@ -191,9 +191,9 @@ def is_absent(pattern: str) -> bool:
     """
     if addresses.is_address(pattern):
         return False
-    given = expanded(pattern).absolute()
-    exists = os.path.isfile(given) or os.path.isdir(given)
-    return not exists and next(glob.iglob(str(given), recursive=True), None) is None
+    path = expanded(pattern).absolute()
+    exists = os.path.isfile(path) or os.path.isdir(path)
+    return not exists and next(glob.iglob(str(path), recursive=True), None) is None
 
 
 def absent(flag: str, pattern: str) -> str:
@@ -222,7 +222,7 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
         files = _listed(pattern, flag)
     else:
         with ThreadPoolExecutor(_AT_ONCE) as pool:  # a network file system takes milliseconds
-            files = list(pool.map(lambda found: _local(*found), _walked(pattern, flag, say)))
+            files = list(pool.map(lambda walked: _local(*walked), _walked(pattern, flag, say)))
     if not files:
         raise InputError(
             f"{flag} {pattern} is empty (hidden files are not read): add files to it "
@@ -243,16 +243,16 @@ def find(pattern: str, flag: str, root: Path, say: Callable[[str], None]) -> lis
             f"{name}: skipped {len(about)} of {len(files)} files, which describe the others: "
             f"{splits.listed(sorted(about))}"
         )
-    others = Counter(
+    other_kinds = Counter(
         file.suffix or "without a suffix" for file in files if file.suffix not in kinds.SUFFIXES
     )
     _name_twins(name, known, say)
-    if others:
-        counts = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
-        more = ", ..." if len(others) > _LISTED else ""
+    if other_kinds:
+        counts = [f"{count} {ending}" for ending, count in other_kinds.most_common(_LISTED)]
+        more = ", ..." if len(other_kinds) > _LISTED else ""
         say(
-            f"{name}: skipped {others.total()} of {len(files)} files, which are of other kinds: "
-            f"{', '.join(counts)}{more}; supported: {kinds.SUPPORTED}"
+            f"{name}: skipped {other_kinds.total()} of {len(files)} files, which are of other "
+            f"kinds: {', '.join(counts)}{more}; supported: {kinds.SUPPORTED}"
         )
     return sorted(known, key=lambda file: file.name)
 
@@ -276,10 +276,10 @@ def _name_twins(name: str, files: Sequence[File], say: Callable[[str], None]) ->
             if other != file.name:
                 twins[file.name] = other
     if twins:
-        shown = splits.listed([f"{copy} = {other}" for copy, other in twins.items()])
+        listed = splits.listed([f"{copy} = {other}" for copy, other in twins.items()])
         say(
             f"warning: {name}: {len(twins):,} of {len(files):,} files have the size and both ends "
-            f"of another, so they are most likely copies: {shown}; remove them, or their text is "
+            f"of another, so they are most likely copies: {listed}; remove them, or their text is "
             "used twice where it is on one side"
         )
 
@@ -326,35 +326,35 @@ def _listed(pattern: str, flag: str) -> list[File]:
 
 def _walked(pattern: str, flag: str, say: Callable[[str], None]) -> Iterator[tuple[Path, str]]:
     """Yields the files that a path or a glob leads to, and their names."""
-    given = expanded(pattern).absolute()
-    if os.path.isfile(given):  # not pathlib, which raises if a name is too long
-        base, paths = given.parent, [given]
-    elif os.path.isdir(given):
-        if problem := listing.in_run(given, flag):
+    path = expanded(pattern).absolute()
+    if os.path.isfile(path):  # not pathlib, which raises if a name is too long
+        base, paths = path.parent, [path]
+    elif os.path.isdir(path):
+        if problem := listing.in_run(path, flag):
             raise InputError(problem)
-        base, paths = given, list(listing.files(given, say))
+        base, paths = path, list(listing.files(path, say))
     else:
-        paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
+        paths = [Path(p) for p in glob.glob(str(path), recursive=True)]
         if not paths:
             raise InputError(absent(flag, pattern))
-        base = _fixed_part(given)
+        base = _folder_before_wildcard(path)
         not_data = listing.NotData(base)
         paths = list(not_data.outside(paths))
         not_data.report(say)
     yield from ((p, p.relative_to(base).as_posix()) for p in paths if not p.is_dir())
 
 
-def _fixed_part(pattern: Path) -> Path:
+def _folder_before_wildcard(pattern: Path) -> Path:
     """Returns the folder before the first wildcard of a pattern, to which names are relative.
 
     So the name of a file does not depend on which others match.
     """
-    parts = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1])
-    return Path(*parts)
+    folders = itertools.takewhile(lambda name: not glob.has_magic(name), pattern.parts[:-1])
+    return Path(*folders)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Section:
+class FileRange:
     """A file, or a part of a large one: the documents that begin in a range of its bytes."""
 
     file: File
@@ -370,8 +370,10 @@ class Section:
     def key(self) -> list[Any]:
         """Returns JSON values that change with the documents."""
         file = self.file
-        how = [] if kinds.is_plain(file.name) else [self.rows.field, self.rows.max_bad_share]
-        return [file.name, file.size, file.version, self.start, self.stop, *how]
+        row_settings = (
+            [] if kinds.is_plain(file.name) else [self.rows.field, self.rows.max_bad_share]
+        )
+        return [file.name, file.size, file.version, self.start, self.stop, *row_settings]
 
     def read(self, skipped: Skipped) -> Iterator[str]:
         """Yields the documents in order, without blank ones.
@@ -396,14 +398,14 @@ def texts(
     path: Path,
     text_field: str | None,
     count: Callable[[str], int] | None = None,
-    most: int | None = None,
+    max_tokens: int | None = None,
 ) -> list[str]:
     """Reads the documents of one file without cutting long ones: a plain text file is one document.
 
     Args:
         text_field: the field or column with the text; None is a usual one.
         count: returns the number of tokens of a text.
-        most: stop after this many tokens; None reads all.
+        max_tokens: stop after this many; None reads all.
 
     Raises:
         InputError: a package for this kind of file is not installed.
@@ -413,31 +415,34 @@ def texts(
     is_plain = kinds.is_plain(file.name)
     if file.suffix == kinds.PARQUET:
         rows.require_parquet(str(path))
-    if text_field is None and (found := rows.choose([file], str(path), "--text-field")):
-        text_field = found.name
+    if text_field is None and (field := rows.choose([file], str(path), "--text-field")):
+        text_field = field.name
     documents, tokens = [], 0
     with file.content() as data:
-        parts = (
+        contents = (
             decoded(data, str(path), 0, sys.maxsize)
             if is_plain
-            else Section(file, 0, size, Rows(text_field)).read(Skipped())
+            else FileRange(file, 0, size, Rows(text_field)).read(Skipped())
         )
-        for part in parts:
-            documents.append(part)
-            tokens += count(part) if count is not None and most is not None else 0
-            if most is not None and tokens >= most:
+        for content in contents:
+            documents.append(content)
+            tokens += count(content) if count is not None and max_tokens is not None else 0
+            if max_tokens is not None and tokens >= max_tokens:
                 break
     return ["".join(documents)] if is_plain else documents
 
 
-def _read_text(data: BinaryIO, section: Section) -> Iterator[str]:
+def _read_text(data: BinaryIO, file_range: FileRange) -> Iterator[str]:
     """Yields the documents of a plain text file; keeps only a few of them in memory."""
     start, stop = 0, sys.maxsize
-    if not kinds.packing(section.file.name):
-        size = section.file.size
-        start, stop = _boundary(data, section.start, size), _boundary(data, section.stop, size)
+    if not kinds.packing(file_range.file.name):
+        size = file_range.file.size
+        start, stop = (
+            _boundary(data, file_range.start, size),
+            _boundary(data, file_range.stop, size),
+        )
     text = ""
-    for chunk in decoded(data, section.file.path, start, stop):
+    for chunk in decoded(data, file_range.file.path, start, stop):
         text += chunk
         begin = 0
         while len(text) - begin >= 3 * SECTION_CHARACTERS:  # so that cuts do not depend on chunks
@@ -470,15 +475,15 @@ def _boundary(data: BinaryIO, offset: int, size: int) -> int:
 
 def _section_end(text: str, start: int) -> int:
     """Returns where to cut: after a blank line, else a line end, else a space, else anywhere."""
-    least, most = start + SECTION_CHARACTERS, start + 2 * SECTION_CHARACTERS
-    match = _BLANK_LINE.search(text, least, most)
+    earliest, latest = start + SECTION_CHARACTERS, start + 2 * SECTION_CHARACTERS
+    match = _BLANK_LINE.search(text, earliest, latest)
     if match:
         return match.end()
     for mark in "\n ":
-        at = text.find(mark, least, most)
+        at = text.find(mark, earliest, latest)
         if at >= 0:
             return at + 1
-    return most
+    return latest
 
 
 def decoded(data: BinaryIO, path: str, start: int, stop: int) -> Iterator[str]:

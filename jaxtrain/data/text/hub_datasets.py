@@ -67,8 +67,8 @@ def find(path: str, flag: str, folder: Path, say: Say) -> list[About]:
         kept = _looked_up(name, revision, text)
         cache.write_file(record, json.dumps(kept))
     files: dict[str, tuple[int, str]] = {file: about for file, *about in kept["files"]}
-    typed = f"hf:{name}{'@' if revision else ''}{revision}"
-    chosen = _chosen(list(files), pattern, typed, text)
+    reference = f"hf:{name}{'@' if revision else ''}{revision}"
+    chosen = _chosen(list(files), pattern, reference, text)
     top = f"{FILE}{name}@{kept['commit']}/"
     return [(top + file, file, *files[file]) for file in chosen]
 
@@ -106,12 +106,12 @@ def _looked_up(name: str, revision: str, text: str) -> dict[str, Any]:
     }
 
 
-def _chosen(files: Sequence[str], pattern: str, typed: str, text: str) -> list[str]:
+def _chosen(files: Sequence[str], pattern: str, reference: str, text: str) -> list[str]:
     """Returns the files that match a glob; without one, all.
 
     Args:
         pattern: the glob, or a folder; "" for neither.
-        typed: the dataset and its revision, as ``--data.path`` takes them.
+        reference: the dataset and its revision, as ``--data.path`` takes them.
     """
     inside = pattern.rstrip("/")
     chosen = [
@@ -122,7 +122,7 @@ def _chosen(files: Sequence[str], pattern: str, typed: str, text: str) -> list[s
     if not chosen:
         raise InputError(
             f"{text}: no file of the dataset matches {pattern}; it has {_folders(files)}: write "
-            f"{typed}:GLOB, in which ** matches several folders"
+            f"{reference}:GLOB, in which ** matches several folders"
         )
     texts = [
         file
@@ -132,18 +132,19 @@ def _chosen(files: Sequence[str], pattern: str, typed: str, text: str) -> list[s
     if not texts:
         raise InputError(
             f"{text}: the dataset has no text there ({kinds.SUPPORTED}), only {_folders(chosen)}: "
-            f"convert it, or try the Hub's own conversion, {typed.partition('@')[0]}@{_CONVERTED}"
+            "convert it, or try the Hub's own conversion, "
+            f"{reference.partition('@')[0]}@{_CONVERTED}"
         )
-    part = next((file for file in texts if f"/{_PARTIAL}" in f"/{file}"), None)
-    if part:
+    partial = next((file for file in texts if f"/{_PARTIAL}" in f"/{file}"), None)
+    if partial:
         raise InputError(
-            f"{text}: the Hub has converted only the first part of a split to parquet ({part}): "
+            f"{text}: the Hub has converted only the first part of a split to parquet ({partial}): "
             "choose others with a glob, or download the dataset and convert it"
         )
     if not pattern and len(folders := _datasets(texts)) > 1:
         raise InputError(
-            f"{text}: several folders have text: {_folders(texts)}; choose with {typed}:GLOB, such "
-            f"as {typed}:{folders[-1]}, or take all with {typed}:**"
+            f"{text}: several folders have text: {_folders(texts)}; choose with {reference}:GLOB, "
+            f"such as {reference}:{folders[-1]}, or take all with {reference}:**"
         )
     return chosen
 
@@ -166,15 +167,15 @@ def _folders(files: Sequence[str]) -> str:
     counts: dict[str, Counter[str]] = {}
     for file in files:
         *above, last = file.split("/")
-        where = "/".join(above[: depth + 1])
+        folder = "/".join(above[: depth + 1])
         kind = kinds.suffix(last) or "without a suffix"
-        counts.setdefault(f"{where}/" if where else "", Counter())[kind] += 1
-    shown = [
-        f"{where}{' ' if where else ''}({', '.join(f'{n:,} {kind}' for kind, n in of.items())})"
-        for where, of in sorted(counts.items())
+        counts.setdefault(f"{folder}/" if folder else "", Counter())[kind] += 1
+    listed = [
+        f"{folder}{' ' if folder else ''}({', '.join(f'{n:,} {kind}' for kind, n in of.items())})"
+        for folder, of in sorted(counts.items())
     ]
-    more = f", and {len(shown) - _SHOWN:,} more folders" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    more = f", and {len(listed) - _SHOWN:,} more folders" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more
 
 
 def _matches(file: str, pattern: str) -> bool:

@@ -37,7 +37,7 @@ from jaxtrain.data.text.shards import (
     DIGEST,
     LOST,
     TOKENS,
-    Made,
+    CachedShard,
     Recipe,
 )
 from jaxtrain.data.text.streams import SHARD
@@ -61,18 +61,18 @@ class Corpus:
     Attributes:
         shards: its shards, each with its side; None splits its documents by their digests.
         train_split: fraction of the documents for training, where they are split.
-        most: how many documents to use; None uses all.
+        max_documents: how many to use; None uses all.
     """
 
     name: str
-    shards: tuple[tuple[Made, Split | None], ...]
+    shards: tuple[tuple[CachedShard, Split | None], ...]
     train_split: float
-    most: int | None
+    max_documents: int | None
 
     def key(self) -> list[Any]:
         """Returns JSON values that change with the documents of a split."""
-        shards = [(made.folder.name, made.sha256, side) for made, side in self.shards]
-        return [shards, self.train_split, self.most]
+        shards = [(shard.folder.name, shard.sha256, side) for shard, side in self.shards]
+        return [shards, self.train_split, self.max_documents]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +116,15 @@ def lay_out(
     """
 
     def build(work: Path) -> dict[str, Any]:
-        for made in {made.folder: made for corpus in corpora for made, _ in corpus.shards}.values():
-            made.verify()
+        for shard in {
+            shard.folder: shard for corpus in corpora for shard, _ in corpus.shards
+        }.values():
+            shard.verify()
         limits = [_limits(corpus) for corpus in corpora]
         validating = [
-            made.documents[slice(*of_shard["val"]), DIGEST]
+            shard.documents[slice(*of_shard["val"]), DIGEST]
             for corpus, of_corpus in zip(corpora, limits, strict=True)
-            for (made, _), of_shard in zip(corpus.shards, of_corpus, strict=True)
+            for (shard, _), of_shard in zip(corpus.shards, of_corpus, strict=True)
         ]
         held_out = np.unique(np.concatenate([np.empty(0, np.uint64), *validating]))
         sources, skipped = [], 0
@@ -130,9 +132,9 @@ def lay_out(
             facts = {}
             for split in SPLITS:
                 with _Writer(work / f"{number}.{split}", rule) as writer:
-                    for (made, _), of_shard in zip(corpus.shards, of_corpus, strict=True):
+                    for (shard, _), of_shard in zip(corpus.shards, of_corpus, strict=True):
                         omitted = held_out if split == "train" else held_out[:0]
-                        writer.add(made, *of_shard[split], omitted)
+                        writer.add(shard, *of_shard[split], omitted)
                     facts[split] = writer.facts()
                 skipped += writer.skipped
                 if writer.skipped and not facts[split]["documents"]:
@@ -141,7 +143,7 @@ def lay_out(
                         "validates; pass other text with --data.path or --data.val_path"
                     )
             sources.append(facts)
-        if any(corpus.most is not None for corpus in corpora):
+        if any(corpus.max_documents is not None for corpus in corpora):
             used = sum(facts[split]["documents"] for facts in sources for split in SPLITS)
             say(f"data.max_examples: using {used:,} documents")
         if skipped:
@@ -161,21 +163,21 @@ def lay_out(
 
 def _limits(corpus: Corpus) -> list[dict[Split, tuple[int, int]]]:
     """Returns the documents of each side of each shard, as a range of their numbers."""
-    counts = [len(made.documents) for made, _ in corpus.shards]
+    counts = [len(shard.documents) for shard, _ in corpus.shards]
     by_document = any(side is None for _, side in corpus.shards)
     edge = _edge(corpus, sum(counts)) if by_document else 0
     edges = [
-        int(np.searchsorted(made.documents[:, DIGEST], np.uint64(edge)))
+        int(np.searchsorted(shard.documents[:, DIGEST], np.uint64(edge)))
         if side is None
         else count * (side == "train")
-        for count, (made, side) in zip(counts, corpus.shards, strict=True)
+        for count, (shard, side) in zip(counts, corpus.shards, strict=True)
     ]
     train, val = edges, [count - edge for count, edge in zip(counts, edges, strict=True)]
-    if corpus.most is not None and corpus.most < sum(counts):
-        keep_val = round(corpus.most * sum(val) / sum(counts))
+    if corpus.max_documents is not None and corpus.max_documents < sum(counts):
+        keep_val = round(corpus.max_documents * sum(val) / sum(counts))
         if sum(train) and sum(val):
-            keep_val = min(max(keep_val, 1), corpus.most - 1, sum(val))
-        keep_train = min(corpus.most - keep_val, sum(train))
+            keep_val = min(max(keep_val, 1), corpus.max_documents - 1, sum(val))
+        keep_train = min(corpus.max_documents - keep_val, sum(train))
         train = mixture.shared_out(keep_train, train) if keep_train else [0] * len(train)
         val = mixture.shared_out(keep_val, val) if keep_val else [0] * len(val)
     return [
@@ -186,16 +188,16 @@ def _limits(corpus: Corpus) -> list[dict[Split, tuple[int, int]]]:
 
 def _edge(corpus: Corpus, count: int) -> int:
     """Returns the least digest of a document that validates; each side has at least one."""
-    digests = [made.documents[:, DIGEST] for made, _ in corpus.shards if len(made.documents)]
-    least = min((int(of_shard[0]) for of_shard in digests), default=0)
+    digests = [shard.documents[:, DIGEST] for shard, _ in corpus.shards if len(shard.documents)]
+    smallest = min((int(of_shard[0]) for of_shard in digests), default=0)
     greatest = max((int(of_shard[-1]) for of_shard in digests), default=0)
-    if least == greatest:
+    if smallest == greatest:
         documents = "1 document" if count == 1 else f"{count:,} documents, which are all equal"
         raise InputError(
             f"{corpus.name} has {documents}, but training and validation need one each: add more "
             "text, or set --data.val_path"
         )
-    return max(min(limit(corpus.train_split), greatest), least + 1)
+    return max(min(limit(corpus.train_split), greatest), smallest + 1)
 
 
 def held_out(documents: int, text_bytes: int, val_documents: int | None) -> float:
@@ -212,8 +214,10 @@ def held_out(documents: int, text_bytes: int, val_documents: int | None) -> floa
     """
     share = LARGEST_HELD_OUT
     while True:
-        least = _LEAST_BYTES if share > _SMALL_SHARE else _ENOUGH_BYTES
-        have, enough = (text_bytes, least) if val_documents is None else (documents, val_documents)
+        minimum = _LEAST_BYTES if share > _SMALL_SHARE else _ENOUGH_BYTES
+        have, enough = (
+            (text_bytes, minimum) if val_documents is None else (documents, val_documents)
+        )
         if share / 2 * have < max(1, enough):
             return share
         share /= 2
@@ -242,14 +246,14 @@ class _Writer(contextlib.ExitStack):
             for name in ("shards", "runs", "rows", "pieces")
         )
 
-    def add(self, made: Made, begin: int, end: int, omitted: np.ndarray) -> None:
+    def add(self, shard: CachedShard, begin: int, end: int, omitted: np.ndarray) -> None:
         """Adds a range of the documents of a shard.
 
         Args:
             omitted: sorted digests of documents to omit.
         """
-        documents = made.documents[begin:end]
-        before = made.documents[begin - 1] if begin else np.zeros(len(COLUMNS), np.uint64)
+        documents = shard.documents[begin:end]
+        before = shard.documents[begin - 1] if begin else np.zeros(len(COLUMNS), np.uint64)
         keep = ~_contained(documents[:, DIGEST], omitted)
         self.skipped += len(keep) - int(keep.sum())
         if not keep.any():
@@ -285,11 +289,11 @@ class _Writer(contextlib.ExitStack):
             characters=int(sums[CHARACTERS]),
             lost=int(sums[LOST]),
         )
-        name, examples = made.folder.name.encode(), self._counts["examples"]
+        name, examples = shard.folder.name.encode(), self._counts["examples"]
         row = (name, length, self._written, len(firsts), examples)
         self._shards.write(np.array(row, SHARD).tobytes())
         self._written += len(firsts)
-        self._content.update(made.sha256.encode() + content + length.to_bytes(8))
+        self._content.update(shard.sha256.encode() + content + length.to_bytes(8))
 
     def facts(self) -> dict[str, Any]:
         """Returns the counts and the digest, see :func:`lay_out`."""

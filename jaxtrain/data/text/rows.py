@@ -104,24 +104,24 @@ class _BadLine(Exception):
 class _Rows:
     """Counts the rows of a section, and decides whether too many are bad."""
 
-    def __init__(self, path: str, how: Rows, skipped: Skipped, things: str) -> None:
-        self._path, self._share = path, how.max_bad_share
+    def __init__(self, path: str, settings: Rows, skipped: Skipped, things: str) -> None:
+        self._path, self._share = path, settings.max_bad_share
         self._skipped, self._things = skipped, things
         self._total = self._bad = 0
         self._first = ""
 
-    def text(self, where: str, value: Any, field: str | None) -> str | None:
+    def text(self, location: str, value: Any, field: str | None) -> str | None:
         """Counts a row; returns its text, or None if it has none or is bad."""
         if value is not None and (reason := _trouble(value, field)):
-            self.bad(where, reason)
+            self.bad(location, reason)
             return None
         self._total += 1
         self._skipped.rows += value is None
         return cast(str | None, value)
 
-    def bad(self, where: str, reason: str) -> None:
+    def bad(self, location: str, reason: str) -> None:
         """Counts a row that cannot be used."""
-        self._first = self._first or f"{where}: {reason}"
+        self._first = self._first or f"{location}: {reason}"
         self._bad += 1
         self._total += 1
 
@@ -145,20 +145,20 @@ def _lines(data: BinaryIO, start: int, stop: int) -> Iterator[tuple[str, bytes]]
         at = start - 1 + _skip_line(data)
     while at < stop and (line := data.readline(LONGEST_LINE + 1)):
         number += 1
-        where = f"the line at byte {at:,}" if start else f"line {number}"
+        location = f"the line at byte {at:,}" if start else f"line {number}"
         first = at == 0
         at += len(line)
         if not line.endswith(b"\n"):
             at += _skip_line(data)
-        yield where, line.removeprefix(codecs.BOM_UTF8) if first else line
+        yield location, line.removeprefix(codecs.BOM_UTF8) if first else line
 
 
 def _skip_line(data: BinaryIO) -> int:
     """Reads to the end of a line; returns how many bytes."""
     size = 0
-    while part := data.readline(_CHUNK_BYTES):
-        size += len(part)
-        if part.endswith(b"\n"):
+    while chunk := data.readline(_CHUNK_BYTES):
+        size += len(chunk)
+        if chunk.endswith(b"\n"):
             break
     return size
 
@@ -185,7 +185,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def read_jsonl(
-    data: BinaryIO, path: str, start: int, stop: int, how: Rows, skipped: Skipped
+    data: BinaryIO, path: str, start: int, stop: int, settings: Rows, skipped: Skipped
 ) -> Iterator[str]:
     """Yields the texts of the lines that begin in a range.
 
@@ -196,15 +196,15 @@ def read_jsonl(
     Raises:
         BadExample: too many lines cannot be used, or most lack the field.
     """
-    field = how.field
-    rows = _Rows(path, how, skipped, "lines")
+    field = settings.field
+    rows = _Rows(path, settings, skipped, "lines")
     has = lacks = 0
     first_without = "", list[str]()
-    for where, line in _lines(data, start, stop):
+    for location, line in _lines(data, start, stop):
         try:
             row = _parsed(line)
         except _BadLine as error:
-            rows.bad(where, str(error))
+            rows.bad(location, str(error))
             continue
         if row is None:
             continue
@@ -212,19 +212,19 @@ def read_jsonl(
         lacks += key is None
         has += key is not None
         if lacks == 1 and key is None:
-            first_without = where, list(row)
-        text = rows.text(where, None if key is None else row[key], key)
+            first_without = location, list(row)
+        text = rows.text(location, None if key is None else row[key], key)
         if text is not None:
             yield text
     rows.finish()
     if lacks > has:
-        where, names = first_without
+        location, names = first_without
         if field is None:
-            raise _no_field(path, where, names)
+            raise _no_field(path, location, names)
         raise BadExample(
             path,
-            f"{lacks} of {lacks + has} lines have no field {field!r}, such as {where}, which has "
-            f"{_names(names)}: data.text_field names the field with the text",
+            f"{lacks} of {lacks + has} lines have no field {field!r}, such as {location}, which "
+            f"has {_names(names)}: data.text_field names the field with the text",
         )
 
 
@@ -237,7 +237,7 @@ def _spelled(field: str, names: Collection[str]) -> str | None:
 
 
 def read_parquet(
-    data: BinaryIO, path: str, start: int, stop: int, how: Rows, skipped: Skipped
+    data: BinaryIO, path: str, start: int, stop: int, settings: Rows, skipped: Skipped
 ) -> Iterator[str]:
     """Yields the texts of the row groups whose first column begins in the range.
 
@@ -246,19 +246,19 @@ def read_parquet(
     """
     import pyarrow.parquet  # here, because it is an extra
 
-    rows = _Rows(path, how, skipped, "rows")
-    number, part = 0, f" from byte {start:,}" if start else ""
+    rows = _Rows(path, settings, skipped, "rows")
+    number, origin = 0, f" from byte {start:,}" if start else ""
     try:
         with pyarrow.parquet.ParquetFile(data, buffer_size=_CHUNK_BYTES) as file:
             names = file.schema_arrow.names
-            if how.field is None:
+            if settings.field is None:
                 raise _no_field(path, "columns", names)
-            field = _spelled(how.field, names)
+            field = _spelled(settings.field, names)
             if field is None:
                 raise BadExample(
                     path,
-                    f"no column {how.field!r}, only {_names(names)}: data.text_field names the "
-                    "column with the text",
+                    f"no column {settings.field!r}, only {_names(names)}: data.text_field names "
+                    "the column with the text",
                 )
             kind = file.schema_arrow.field(field).type
             if not _is_text(kind):
@@ -271,7 +271,7 @@ def read_parquet(
             for batch in file.iter_batches(_ROWS, row_groups=groups, columns=[field]):
                 for value in batch.column(0).to_pylist():
                     number += 1
-                    text = rows.text(f"row {number:,}{part}", value, field)
+                    text = rows.text(f"row {number:,}{origin}", value, field)
                     if text is not None:
                         yield text
     except (BadExample, InputError, RunAgain):
@@ -301,8 +301,8 @@ def _no_field(path: str, place: str, names: list[str]) -> BadExample:
 
 
 def _names(names: list[str]) -> str:
-    shown = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
-    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 8 else "")
+    shortened = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
+    return ", ".join(map(repr, shortened)) + (", ..." if len(names) > 8 else "")
 
 
 class Field(NamedTuple):
@@ -338,16 +338,16 @@ def choose(files: Sequence["File"], name: str, flag: str) -> Field | None:
     with_rows = [file for file in files if not kinds.is_plain(file.name)]
     if not with_rows:
         return None
-    most = _LOCAL_FILES if with_rows[0].is_local else _BUCKET_FILES
-    most = _HUB_FILES if with_rows[0].is_on_hub else most
-    chosen = with_rows[:: -(-len(with_rows) // most)]
+    max_files = _LOCAL_FILES if with_rows[0].is_local else _BUCKET_FILES
+    max_files = _HUB_FILES if with_rows[0].is_on_hub else max_files
+    chosen = with_rows[:: -(-len(with_rows) // max_files)]
     weights, double = defaultdict[str, float](float), defaultdict[str, float](float)
     rows, looked, total = Counter[str](), 0, 0.0
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         of_files = list(pool.map(_fields_of, chosen))
-    for file, every in zip(chosen, of_files, strict=True):
-        looked += len(every)
-        fields = [of_row for of_row in every if of_row]
+    for file, field_lists in zip(chosen, of_files, strict=True):
+        looked += len(field_lists)
+        fields = [of_row for of_row in field_lists if of_row]
         weight = file.size / max(1, len(fields))
         for of_row in fields:
             lower = Counter(field.lower() for field in of_row)
@@ -363,9 +363,9 @@ def choose(files: Sequence["File"], name: str, flag: str) -> Field | None:
     several = usual or [field for field in TEXT_FIELDS if weights[field]]
     if not several:
         return None
-    shown = ", ".join(f"{field} ({rows[field]:,})" for field in several)
+    listed = ", ".join(f"{field} ({rows[field]:,})" for field in several)
     raise InputError(
-        f"{name}: several fields may have the text: of {looked:,} rows that were read, {shown}: "
+        f"{name}: several fields may have the text: of {looked:,} rows that were read, {listed}: "
         f"set {flag} to the one to use"
     )
 
@@ -389,11 +389,11 @@ def _fields_of(file: "File") -> list[list[str]]:
 
 
 def _line_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
-    places, most = 1, _ROWS_FIRST
+    places, max_rows = 1, _ROWS_FIRST
     if not kinds.packing(file.name) and file.size > _LARGE_BYTES:
-        places, most = _PLACES, _ROWS_THERE
+        places, max_rows = _PLACES, _ROWS_THERE
     for place in range(places):
-        for line in _lines_at(data, file.size * place // places, _FILE_BYTES // places)[:most]:
+        for line in _lines_at(data, file.size * place // places, _FILE_BYTES // places)[:max_rows]:
             try:
                 row = _parsed(line)
             except _BadLine:
@@ -422,8 +422,8 @@ def _parquet_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
     import pyarrow.parquet
 
     try:
-        part = _FILE_BYTES // _PLACES
-        with pyarrow.parquet.ParquetFile(data, buffer_size=part, pre_buffer=False) as table:
+        buffer_bytes = _FILE_BYTES // _PLACES
+        with pyarrow.parquet.ParquetFile(data, buffer_size=buffer_bytes, pre_buffer=False) as table:
             names = [name for name in table.schema_arrow.names if name.lower() in TEXT_FIELDS]
             groups = range(0, table.num_row_groups, max(1, table.num_row_groups // _PLACES))
             for group in groups if names else ():
@@ -431,8 +431,8 @@ def _parquet_fields(data: BinaryIO, file: "File") -> Iterator[list[str]]:
                 about = table.metadata.row_group(group)
                 size = about.total_byte_size
                 fit = _FILE_BYTES // len(groups) * about.num_rows // max(1, size)
-                most = max(1, min(fit, -(-_ROWS_FIRST // len(groups))))
-                batches = table.iter_batches(most, row_groups=[group], columns=names)
+                max_rows = max(1, min(fit, -(-_ROWS_FIRST // len(groups))))
+                batches = table.iter_batches(max_rows, row_groups=[group], columns=names)
                 for batch in itertools.islice(batches, 1):
                     yield from map(_usual, batch.to_pylist())
     except (InputError, RunAgain):

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtrain import machine
 from jaxtrain.data import grouping
 from jaxtrain.data.text import kinds
-from jaxtrain.data.text.documents import File, Section
+from jaxtrain.data.text.documents import File, FileRange
 from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError, RunAgain
@@ -83,25 +83,25 @@ class Recipe:
 class Shard:
     """Files, or a part of a large one, that are tokenized together."""
 
-    sections: tuple[Section, ...]
+    file_ranges: tuple[FileRange, ...]
 
     @property
     def size(self) -> int:
         """The number of bytes to read."""
-        return sum(section.stop - section.start for section in self.sections)
+        return sum(file_range.stop - file_range.start for file_range in self.file_ranges)
 
     @property
     def name(self) -> str:
         """Describes it for messages, in the same way on each machine."""
-        first, *more = self.sections
+        first, *more = self.file_ranges
         if more:
             return f"{first.file.name} and {len(more):,} more files"
-        part = f" from byte {first.start:,}" if first.start else ""
-        return f"{first.file.name}{part}"
+        origin = f" from byte {first.start:,}" if first.start else ""
+        return f"{first.file.name}{origin}"
 
     def key(self) -> list[Any]:
         """Returns JSON values that change with the text."""
-        return [section.key() for section in self.sections]
+        return [file_range.key() for file_range in self.file_ranges]
 
     def folder(self, recipe: Recipe) -> str:
         """Returns the name of its folder in the cache."""
@@ -110,7 +110,7 @@ class Shard:
 
 def plan(files: Sequence[File], rows: Rows) -> list[Shard]:
     """Divides files into shards, ordered by the hashes of the files' names."""
-    made = [
+    keyed = [
         (grouping.hash_of(file.name), _ranges(file, rows))
         for file in files
         if file.size > LARGE_BYTES
@@ -119,15 +119,15 @@ def plan(files: Sequence[File], rows: Rows) -> list[Shard]:
     for _, group in grouping.divided(
         small, lambda file: file.name, lambda file: file.size, GROUP_BYTES
     ):
-        shard = Shard(tuple(Section(file, 0, file.size, rows) for file in group))
-        made.append((grouping.hash_of(group[0].name), [shard]))
-    return [shard for _, shards in sorted(made, key=lambda item: item[0]) for shard in shards]
+        shard = Shard(tuple(FileRange(file, 0, file.size, rows) for file in group))
+        keyed.append((grouping.hash_of(group[0].name), [shard]))
+    return [shard for _, shards in sorted(keyed, key=lambda item: item[0]) for shard in shards]
 
 
 def _ranges(file: File, rows: Rows) -> list[Shard]:
     size = file.size if kinds.packing(file.name) else GROUP_BYTES
     starts = range(0, file.size, size)
-    return [Shard((Section(file, at, min(at + size, file.size), rows),)) for at in starts]
+    return [Shard((FileRange(file, at, min(at + size, file.size), rows),)) for at in starts]
 
 
 def digest(text: bytes) -> int:
@@ -160,13 +160,13 @@ def prepare(
         InputError: a worker was killed, a file changes meanwhile, or a lossy tokenizer.
         RunAgain: the disk is full or cannot be read now; finished shards are kept.
     """
-    every = {shard.folder(recipe): shard for shard in shards}
-    missing = [name for name in every if record.read(folder / name) is None]
+    by_folder = {shard.folder(recipe): shard for shard in shards}
+    missing = [name for name in by_folder if record.read(folder / name) is None]
     if not missing:
         return True
     items = [
         resumable.Item(f"{shard.name} ({name})", (), name, shard, is_folder=True)
-        for name, shard in every.items()
+        for name, shard in by_folder.items()
     ]
     with worker_process.started_by_us():  # also in a script that opens a data set itself
         outcome = resumable.run(
@@ -199,35 +199,35 @@ def _make(recipe: Recipe, encoder: Encoder, item: resumable.Item, folder: Path) 
     skipped, bad = dict[str, int](), dict[str, str]()
     bad_rows = dict[str, tuple[int, str]]()
     with _Writer(folder, recipe.dtype) as writer:
-        for section in item.value.sections:
+        for file_range in item.value.file_ranges:
             before = writer.mark()
 
-            def read(section: Section = section, before: _Mark = before) -> Skipped:
+            def read(file_range: FileRange = file_range, before: _Mark = before) -> Skipped:
                 writer.reset(before)  # of an attempt that an outage of the disk ended
                 rows = Skipped()
                 try:
-                    for texts in _chunks(section.read(rows)):
+                    for texts in _chunks(file_range.read(rows)):
                         writer.add(texts, encoder(texts))
                 except OSError as error:
-                    raise disks.unreadable(section.file.path, error) from error
+                    raise disks.unreadable(file_range.file.path, error) from error
                 return rows
 
             try:
                 rows = disks.when_readable(read)
             except BadExample as error:
                 writer.reset(before)
-                bad[section.file.name] = error.reason
+                bad[file_range.file.name] = error.reason
                 continue
-            if section.file.changed():
+            if file_range.file.changed():
                 raise InputError(
-                    f"{section.file.path} changed while it was being read: start again"
+                    f"{file_range.file.path} changed while it was being read: start again"
                 )
             if rows.rows:
-                skipped[section.file.name] = rows.rows
+                skipped[file_range.file.name] = rows.rows
             if rows.bad:
-                bad_rows[section.file.name] = rows.bad, rows.first
-            if writer.mark() == before and section.is_complete:
-                bad[section.file.name] = "no text in it"
+                bad_rows[file_range.file.name] = rows.bad, rows.first
+            if writer.mark() == before and file_range.is_complete:
+                bad[file_range.file.name] = "no text in it"
         sha256, count, text_bytes = writer.finish()
     details = {"documents": count, "sha256": sha256, "bad": bad, "skipped": skipped}
     return details | {"bad_rows": bad_rows, "bytes": text_bytes}
@@ -308,7 +308,7 @@ class _Writer(contextlib.ExitStack):
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class CachedShard:
     """A shard in the cache.
 
     Attributes:
@@ -329,18 +329,18 @@ class Made:
     dtype: np.dtype
 
     @classmethod
-    def of(cls, folder: Path, dtype: np.dtype) -> "Made":
+    def of(cls, folder: Path, dtype: np.dtype) -> "CachedShard":
         """Opens a shard that is complete."""
-        made = record.read(folder)
-        assert made is not None
+        stored = record.read(folder)
+        assert stored is not None
         return cls(
             folder,
-            made["sha256"],
-            made["bad"],
-            made["skipped"],
-            made["bad_rows"],
-            made["documents"],
-            made["bytes"],
+            stored["sha256"],
+            stored["bad"],
+            stored["skipped"],
+            stored["bad_rows"],
+            stored["documents"],
+            stored["bytes"],
             dtype,
         )
 
@@ -350,8 +350,8 @@ class Made:
         Raises:
             RunAgain: a file is damaged; the shard is then absent, and made again.
         """
-        made = record.read(self.folder)
-        bad = record.NAME if made is None else record.damaged(self.folder, made)
+        stored = record.read(self.folder)
+        bad = record.NAME if stored is None else record.damaged(self.folder, stored)
         if bad:
             (self.folder / record.NAME).unlink(missing_ok=True)
             raise RunAgain(

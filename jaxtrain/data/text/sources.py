@@ -34,7 +34,7 @@ from jaxtrain.data.text import (
 )
 from jaxtrain.data.text.layout import SPLITS, Corpus, Rule, Split
 from jaxtrain.data.text.rows import Rows
-from jaxtrain.data.text.shards import Made, Recipe, Shard
+from jaxtrain.data.text.shards import CachedShard, Recipe, Shard
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.jobs import cache, resumable
@@ -79,13 +79,13 @@ class _Source:
     Attributes:
         name: the flag and its value.
         shards: those to use, each with its side; None splits its documents.
-        most: how many documents to use; None uses all.
+        max_documents: how many to use; None uses all.
     """
 
     name: str
     files: tuple[documents.File, ...]
     shards: tuple[tuple[Shard, Split | None], ...]
-    most: int | None = None
+    max_documents: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,10 +154,10 @@ class Text(DataConfig):
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
-        least = 1 if self.val_path else 2
-        if self.max_examples is not None and self.max_examples < least:
+        minimum = 1 if self.val_path else 2
+        if self.max_examples is not None and self.max_examples < minimum:
             raise InputError(
-                f"data.max_examples is {self.max_examples}: use at least {least}",
+                f"data.max_examples is {self.max_examples}: use at least {minimum}",
                 about="data.max_examples",
             )
         if self.more_paths and self.path is None:
@@ -262,7 +262,7 @@ class Text(DataConfig):
             vocab_size=model.vocab_size,
             kind=self.tokenizer_kind,
             lossless=self.lossless,
-            given=self._given_tokenizer(model, say),
+            tokenizer_path=self._given_tokenizer(model, say),
             folder=root,
             say=say,
             bucket=bucket,
@@ -273,17 +273,23 @@ class Text(DataConfig):
                 f"the tokenizer has {recipe.ids} ids and model.vocab_size is {model.vocab_size}: "
                 f"{model.vocab_size - recipe.ids} ids of the model stay unused"
             )
-        every = [shard for source in sources for shard, _ in source.shards]
-        if not shards.prepare(every, recipe, root, say, engine=engine, part=part, bucket=bucket):
+        all_shards = [shard for source in sources for shard, _ in source.shards]
+        if not shards.prepare(
+            all_shards, recipe, root, say, engine=engine, part=part, bucket=bucket
+        ):
             return None
-        made = {shard: Made.of(root / shard.folder(recipe), recipe.dtype) for shard in every}
-        bad = _bad(sources, made)
+        cached_shards = {
+            shard: CachedShard.of(root / shard.folder(recipe), recipe.dtype) for shard in all_shards
+        }
+        bad = _bad(sources, cached_shards)
         total = sum(len(source.files) for source in sources)
         quarantine.name_first(tuple(bad.values()), say)
-        _report_skipped(made.values(), say)
-        train_split = 1 - self._held_out(sources, made, say)
+        _report_skipped(cached_shards.values(), say)
+        train_split = 1 - self._held_out(sources, cached_shards, say)
         return Prepared(
-            corpora=tuple(self._corpus(source, made, bad, train_split) for source in sources),
+            corpora=tuple(
+                self._corpus(source, cached_shards, bad, train_split) for source in sources
+            ),
             root=root,
             tokenizer=tokenizer_path,
             recipe=recipe,
@@ -296,26 +302,26 @@ class Text(DataConfig):
     def opened(
         self,
         prepared: Prepared,
-        parts: Mapping[Split, Mapping[int, Source]],
+        split_sources: Mapping[Split, Mapping[int, Source]],
         say: Callable[[str], None],
         summary: str,
     ) -> Sources:
         """Combines the sources of examples into the result of ``open``.
 
         Args:
-            parts: for each split, the source of examples of each source of text that has some.
+            split_sources: of each split, the source of examples of each text source that has some.
         """
         for number in range(1 + len(self.more_paths)):
-            if number not in parts["train"]:
+            if number not in split_sources["train"]:
                 say(f"warning: {prepared.corpora[number].name} has no text for training")
         content = prepared.recipe.tokenizer
         kept = transformers_files.beside(prepared.tokenizer)
         return Sources(
             train=mixture.combine(
-                list(parts["train"].values()),
-                [self.weights[number] for number in parts["train"]] if self.weights else (),
+                list(split_sources["train"].values()),
+                [self.weights[number] for number in split_sources["train"]] if self.weights else (),
             ),
-            val=mixture.combine(list(parts["val"].values()), ()),
+            val=mixture.combine(list(split_sources["val"].values()), ()),
             files=prepared.files,
             bad=prepared.bad,
             summary=summary,
@@ -354,22 +360,24 @@ class Text(DataConfig):
         """Finds the files of each source; that for validation is last."""
         named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
         sources = []
-        for flag, where in named:
-            files = documents.find(where, flag, top, say)
-            sides = self._sides(files, f"{flag} {where}", say)
-            how = self._rows(list(sides), f"{flag} {where}", top / "text", say)
+        for flag, location in named:
+            files = documents.find(location, flag, top, say)
+            sides = self._sides(files, f"{flag} {location}", say)
+            row_settings = self._rows(list(sides), f"{flag} {location}", top / "text", say)
             used = tuple(
                 (shard, side)
                 for side in sorted(set(sides.values()), key=str)
-                for shard in shards.plan([file for file in sides if sides[file] == side], how)
+                for shard in shards.plan(
+                    [file for file in sides if sides[file] == side], row_settings
+                )
             )
-            sources.append(_Source(f"{flag} {where}", tuple(files), used))
+            sources.append(_Source(f"{flag} {location}", tuple(files), used))
         if self.max_examples is not None:
             sources = self._limited(sources, top / "text", say)
         if self.val_path is not None:
             files = documents.find(self.val_path, "--data.val_path", top, say)
-            how = self._rows(files, f"--data.val_path {self.val_path}", top / "text", say)
-            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files, how))
+            row_settings = self._rows(files, f"--data.val_path {self.val_path}", top / "text", say)
+            val = tuple((shard, SPLITS[1]) for shard in shards.plan(files, row_settings))
             sources.append(_Source(f"--data.val_path {self.val_path}", tuple(files), val))
         return sources
 
@@ -428,17 +436,19 @@ class Text(DataConfig):
         """Limits the documents of the sources, in proportion to the size of their files."""
         assert self.max_examples is not None
         sizes = [sum(shard.size for shard, _ in source.shards) for source in sources]
-        least = 1 if self.val_path else 2
+        minimum = 1 if self.val_path else 2
         limited = []
         quotas = mixture.shared_out(self.max_examples, sizes)
         for source, quota in zip(sources, quotas, strict=True):
-            most, used = max(least, quota), list[tuple[Shard, Split | None]]()
+            max_documents, used = max(minimum, quota), list[tuple[Shard, Split | None]]()
             sides = sorted({side for _, side in source.shards}, key=str)
             for side in sides:
                 of_side = [shard for shard, its_side in source.shards if its_side == side]
-                count = vocabulary.first_shards(of_side, most, folder, say)
+                count = vocabulary.first_shards(of_side, max_documents, folder, say)
                 used += [(shard, side) for shard in of_side[:count]]
-            limited.append(dataclasses.replace(source, shards=tuple(used), most=most))
+            limited.append(
+                dataclasses.replace(source, shards=tuple(used), max_documents=max_documents)
+            )
         return limited
 
     def _samples(self, sources: Sequence[_Source]) -> list[vocabulary.Sample]:
@@ -453,14 +463,17 @@ class Text(DataConfig):
         return samples
 
     def _held_out(
-        self, sources: Sequence[_Source], made: Mapping[Shard, Made], say: Callable[[str], None]
+        self,
+        sources: Sequence[_Source],
+        cached_shards: Mapping[Shard, CachedShard],
+        say: Callable[[str], None],
     ) -> float:
         """Returns the fraction of the documents that validates where no name says it."""
         count, size = 0.0, 0.0
         for source in sources:
-            split = [made[shard] for shard, side in source.shards if side is None]
+            split = [cached_shards[shard] for shard, side in source.shards if side is None]
             of_source = sum(shard.count for shard in split)
-            used = min(1.0, (source.most or of_source) / max(1, of_source))
+            used = min(1.0, (source.max_documents or of_source) / max(1, of_source))
             count += used * of_source
             size += used * sum(shard.bytes for shard in split)
         share = layout.held_out(int(count), int(size), self.val_documents)
@@ -474,7 +487,7 @@ class Text(DataConfig):
     def _corpus(
         self,
         source: _Source,
-        made: Mapping[Shard, Made],
+        cached_shards: Mapping[Shard, CachedShard],
         bad: Mapping[documents.File, BadExample],
         train_split: float,
     ) -> Corpus:
@@ -490,11 +503,11 @@ class Text(DataConfig):
                 f"{bad[first]}"
             )
         used = tuple(
-            (made[shard], side)
+            (cached_shards[shard], side)
             for shard, side in source.shards
-            if len(shard.sections) > 1 or shard.sections[0].file not in bad
+            if len(shard.file_ranges) > 1 or shard.file_ranges[0].file not in bad
         )
-        return Corpus(source.name, used, train_split, source.most)
+        return Corpus(source.name, used, train_split, source.max_documents)
 
 
 def _recipe(path: Path, lossless: bool) -> Recipe:
@@ -506,10 +519,10 @@ def _recipe(path: Path, lossless: bool) -> Recipe:
     return Recipe(content, str(path), lossless, marks, ids)
 
 
-def _report_skipped(made: Iterable[Made], say: Callable[[str], None]) -> None:
+def _report_skipped(cached_shards: Iterable[CachedShard], say: Callable[[str], None]) -> None:
     """Prints how many rows are not used, and the first that is bad in each of some files."""
     skipped, bad, first = Counter[str](), Counter[str](), dict[str, str]()
-    for shard in made:
+    for shard in cached_shards:
         skipped.update(shard.skipped)
         for name, (count, reason) in shard.bad_rows.items():
             bad[name] += count
@@ -525,13 +538,15 @@ def _report_skipped(made: Iterable[Made], say: Callable[[str], None]) -> None:
 
 
 def _bad(
-    sources: Sequence[_Source], made: Mapping[Shard, Made]
+    sources: Sequence[_Source], cached_shards: Mapping[Shard, CachedShard]
 ) -> dict[documents.File, BadExample]:
     """Returns the broken files; one that is divided is broken if any part is."""
     return {
-        section.file: BadExample(section.file.path, made[shard].bad[section.file.name])
+        file_range.file: BadExample(
+            file_range.file.path, cached_shards[shard].bad[file_range.file.name]
+        )
         for source in sources
         for shard, _ in source.shards
-        for section in shard.sections
-        if section.file.name in made[shard].bad
+        for file_range in shard.file_ranges
+        if file_range.file.name in cached_shards[shard].bad
     }

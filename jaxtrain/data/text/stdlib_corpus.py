@@ -51,10 +51,10 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
         say(f"writing the demonstration corpus to {folder}")
         sources = Path(sysconfig.get_paths()["stdlib"])
         count = 0
-        seen = set[str]()  # help("else") is that of "if"
+        written = set[str]()  # help("else") is that of "if"
         for name, text in _texts(sources):
-            if len(text) >= _LEAST_CHARACTERS and text not in seen:
-                seen.add(text)
+            if len(text) >= _LEAST_CHARACTERS and text not in written:
+                written.add(text)
                 (work / f"{name}.txt").write_text(text, encoding="utf-8")
                 count += 1
         if count == 0:

@@ -70,14 +70,14 @@ class Streams:
         runs = _file(f"{self.prefix}.runs", "uint64").read(2 * first, 2 * (first + count))
         positions, begins = runs.reshape(-1, 2).astype(np.int64).T
         ids = _file(f"{self.folder}/{row['folder'].decode()}/tokens", self.dtype)
-        parts = []
+        arrays = []
         run = int(np.searchsorted(positions, start, "right")) - 1
         while start < stop:
             end = min(stop, int(positions[run + 1])) if run + 1 < count else stop
             shift = int(begins[run] - positions[run])
-            parts.append(ids.read(start + shift, end + shift))
+            arrays.append(ids.read(start + shift, end + shift))
             start, run = end, run + 1
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
+        return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, self.dtype), *arrays])
 
 
 @functools.lru_cache(_OPEN_FILES)

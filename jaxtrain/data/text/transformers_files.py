@@ -100,7 +100,7 @@ def _kept(path: Path, *, ids: dict[str, Any], positions: Any, files: dict[str, s
     for file, entries in settings.items():
         for name, value in entries.items():
             if name.endswith(_IDS) and any(type(number) is not int for number in _listed(value)):
-                raise InputError(f"{file}: {name}={errors.shown(value)}: use ids, or null")
+                raise InputError(f"{file}: {name}={errors.short_repr(value)}: use ids, or null")
     return kept
 
 

@@ -31,7 +31,7 @@ def prepare(
     vocab_size: int,
     kind: tokenizer.Kind,
     lossless: bool,
-    given: Path | None,
+    tokenizer_path: Path | None,
     folder: Path,
     say: Say,
     bucket: cache.CacheBucket | None = None,
@@ -41,14 +41,14 @@ def prepare(
     Args:
         vocab_size: entries to train, or the limit for a given tokenizer.
         lossless: whether tokens must have every byte of the text; a given tokenizer is checked.
-        given: a ``tokenizer.json``; None trains one.
+        tokenizer_path: a ``tokenizer.json``; None trains one.
 
     Raises:
         InputError: the given tokenizer does not fit, or the vocabulary is too small for the kind.
     """
-    if given is not None:
-        tokenizer.load(given, vocab_size, lossless=lossless)
-        return given
+    if tokenizer_path is not None:
+        tokenizer.load(tokenizer_path, vocab_size, lossless=lossless)
+        return tokenizer_path
     tokenizer.check_size_for(kind, vocab_size)
 
     def build(work: Path) -> dict[str, Any]:
@@ -67,24 +67,24 @@ def prepare(
     return target / tokenizer.NAME
 
 
-def first_shards(shards: Sequence[Shard], most: int, folder: Path, say: Say) -> int:
-    """Returns how many of the first shards have ``most`` documents.
+def first_shards(shards: Sequence[Shard], max_documents: int, folder: Path, say: Say) -> int:
+    """Returns how many of the first shards have ``max_documents`` documents.
 
     Their documents are counted, once, if the text is much more than so many documents may have.
     """
-    if sum(shard.size for shard in shards) <= most * _BYTES_PER_DOCUMENT:
+    if sum(shard.size for shard in shards) <= max_documents * _BYTES_PER_DOCUMENT:
         return len(shards)
 
     def build(work: Path) -> dict[str, Any]:
-        say(f"looking for {most:,} documents")
+        say(f"looking for {max_documents:,} documents")
         documents = 0
         for number, shard in enumerate(shards, 1):
             documents += sum(1 for _ in _read(shard, []))
-            if documents >= most:
+            if documents >= max_documents:
                 return {"shards": number}
         return {"shards": len(shards)}
 
-    key = cache.digest(_VERSION, [shard.key() for shard in shards], most)
+    key = cache.digest(_VERSION, [shard.key() for shard in shards], max_documents)
     return int(cache.make_folder(folder / f"first-{key[:20]}", build, say)["shards"])
 
 
@@ -135,13 +135,13 @@ def _documents(samples: Sequence[Sample]) -> Iterator[str]:
 
 def _read(shard: Shard, bad: list[BadExample]) -> Iterator[str]:
     """Yields the documents of a shard; adds broken files, which tokenizing lists, to ``bad``."""
-    for section in shard.sections:
+    for file_range in shard.file_ranges:
         try:
-            yield from section.read(Skipped())
+            yield from file_range.read(Skipped())
         except BadExample as error:
             bad.append(error)
         except OSError as error:
-            failure = disks.unreadable(section.file.path, error)
+            failure = disks.unreadable(file_range.file.path, error)
             if isinstance(failure, disks.DiskAway):
                 raise failure from error
             bad.append(failure)

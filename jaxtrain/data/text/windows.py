@@ -79,11 +79,11 @@ class FittedSource(WindowSource):
 
     def _tokens(self, index: int) -> np.ndarray:
         shard, _, _ = self.streams.place(index)
-        parts = []
+        arrays = []
         for start, stop, continues in self.streams.pieces(index):
             ids = self.streams.read(shard, start, stop)
-            parts.append(np.insert(ids, 0, self.begin) if continues else ids)
-        return np.concatenate(parts)
+            arrays.append(np.insert(ids, 0, self.begin) if continues else ids)
+        return np.concatenate(arrays)
 
 
 @functools.lru_cache(4)

@@ -104,8 +104,8 @@ class Clips:
         than another that has further clips. Those of a video are evenly spaced and do not overlap,
         and :func:`jaxtrain.inference.evaluation.evaluation_clips.choose` has the same places.
         """
-        most = self.videos.clips(self.frames, self.frames)
-        shares = _shares(most, count)
+        max_clips = self.videos.clips(self.frames, self.frames)
+        shares = _shares(max_clips, count)
         places = np.diff(self._ends, prepend=0)
         indices, numbers = [], np.flatnonzero(shares)
         for number in numbers.tolist():
@@ -129,8 +129,8 @@ class Clips:
         if self.crop_of is None:
             return size
         scales = (self.config.min_crop_scale, self.config.max_crop_scale)
-        how = cache.digest(self.crop_of, scales, self.config.flip)[:8]
-        return f"{size}-{self.block}-crops-{how}"
+        crops = cache.digest(self.crop_of, scales, self.config.flip)[:8]
+        return f"{size}-{self.block}-crops-{crops}"
 
     def windows(self, video: Video) -> int:
         """Returns a video's number of fixed, consecutive windows in its pieces."""
@@ -143,10 +143,10 @@ class Clips:
         They are consecutive windows, or as many random clips. To validate a run with random ones,
         they are all frames where a clip can begin.
         """
-        return np.cumsum(self.videos.clips(self.frames, self._every))
+        return np.cumsum(self.videos.clips(self.frames, self._stride))
 
     @property
-    def _every(self) -> int:
+    def _stride(self) -> int:
         """Returns the frames from one place to the next."""
         return self.frames if self.config.windows == "fixed" or self.train else 1
 
@@ -210,8 +210,8 @@ class Clips:
         return [cut.arrays() for cut in cuts]
 
     def _position(self, piece: Piece, draws: np.ndarray) -> video_frames.CropPosition:
-        least, largest = self.config.min_crop_scale, self.config.max_crop_scale
-        scale = (least + (largest - least) * draws[2]) * self._part_of_largest(piece)
+        smallest, largest = self.config.min_crop_scale, self.config.max_crop_scale
+        scale = (smallest + (largest - smallest) * draws[2]) * self._part_of_largest(piece)
         return video_frames.CropPosition(
             scale, draws[3], draws[4], bool(self.config.flip and draws[5] < 0.5)
         )
@@ -224,7 +224,7 @@ class Clips:
         """
         if self.crop_of is None:
             return 1.0
-        high, wide = piece.look.shown
+        high, wide = piece.look.display_size
         full_height, full_width = self.crop_of
         clip_height = min(high, wide * full_height / full_width)
         largest_height = min(high, wide * self.height / self.width)
@@ -274,8 +274,8 @@ class Clips:
     def _at(self, video: Video, place: int) -> tuple[Piece, list[int]]:
         """Returns the piece of the clip at a place in a video, and its frames."""
         lengths = np.array([piece.frames for piece in video.pieces])
-        number, inside = located(clips_in(lengths, self.frames, self._every), place)
-        first = inside * self._every
+        number, inside = located(clips_in(lengths, self.frames, self._stride), place)
+        first = inside * self._stride
         return video.pieces[number], list(range(first, first + self.frames))
 
     def _choose(self, video: Video, draws: np.ndarray) -> tuple[Piece, list[int]]:
@@ -294,8 +294,8 @@ class Clips:
         lengths = np.array([piece.frames for piece in video.pieces])
         if lengths.max() < count:
             raise BadExample(video.path, f"has no {count} frames in a row, as a clip needs")
-        least, largest = self.config.min_frame_delta, self.config.max_frame_delta
-        delta = _pick(least, largest, draws[0])
+        smallest, largest = self.config.min_frame_delta, self.config.max_frame_delta
+        delta = _pick(smallest, largest, draws[0])
         delta = min(delta, (int(lengths.max()) - 1) // max(count - 1, 1))
         counts = clips_in(lengths, (count - 1) * delta + 1, 1)
         number, first = located(counts, _pick(0, int(counts.sum()) - 1, draws[1]))
@@ -318,17 +318,17 @@ class Clips:
         return (*jitter, sigma)
 
 
-def _shares(most: np.ndarray, count: int) -> np.ndarray:
-    """Returns how many clips each video validates, at most `most`: as equally many as possible."""
-    videos = len(most)
-    count = min(count, int(most.sum()))
+def _shares(max_clips: np.ndarray, count: int) -> np.ndarray:
+    """Returns how many clips each video validates, up to `max_clips`: as equal as possible."""
+    videos = len(max_clips)
+    count = min(count, int(max_clips.sum()))
     shares = np.zeros(videos, np.int64)
     left = count
     while left:
-        able = np.flatnonzero(shares < most)
+        able = np.flatnonzero(shares < max_clips)
         each = left // len(able)
         if each:
-            added = np.minimum(most[able] - shares[able], each)
+            added = np.minimum(max_clips[able] - shares[able], each)
             shares[able] += added
             left -= int(added.sum())
         else:  # of these, some evenly chosen ones have one more
@@ -337,6 +337,6 @@ def _shares(most: np.ndarray, count: int) -> np.ndarray:
     return shares
 
 
-def _pick(least: int, largest: int, draw: float) -> int:
-    """Maps a uniform draw from [0, 1) to an integer from ``least`` to ``largest``."""
-    return least + min(math.floor((largest - least + 1) * draw), largest - least)
+def _pick(smallest: int, largest: int, draw: float) -> int:
+    """Maps a uniform draw from [0, 1) to an integer from ``smallest`` to ``largest``."""
+    return smallest + min(math.floor((largest - smallest + 1) * draw), largest - smallest)

@@ -168,13 +168,13 @@ class Config(DataConfig):
         if made_for is None:  # a run cuts other videos into pieces of just this size
             return True
         crop = video_frames.plane_size(made_for.height, made_for.width, made_for.min_crop_scale)
-        most = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
-        return all(side <= limit for side, limit in zip(crop, most, strict=True))
+        planes = video_frames.plane_size(model.height, model.width, self.min_crop_scale)
+        return all(side <= limit for side, limit in zip(crop, planes, strict=True))
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Returns shape and dtype of each array of an example, before :meth:`sent`."""
-        part = model.batch_spec(1).get("latents")
-        latents = {} if part is None else {"latents": (part.shape[1:], str(part.dtype))}
+        spec = model.batch_spec(1).get("latents")
+        latents = {} if spec is None else {"latents": (spec.shape[1:], str(spec.dtype))}
         return latents | {
             "video": ((model.frames, model.height, model.width, 3), "uint8"),
             "weight": ((), "float32"),
@@ -198,7 +198,7 @@ class Config(DataConfig):
             "chroma": jax.ShapeDtypeStruct((batch, frames, 2, high // 2, wide // 2), video.dtype),
             "crop": jax.ShapeDtypeStruct((batch, 3), np.int32),
         }
-        return planes | {name: part for name, part in spec.items() if name != "video"}
+        return planes | {name: array for name, array in spec.items() if name != "video"}
 
     def received(self, batch: dict[str, Any], model: Any) -> dict[str, Any]:
         """Implements :meth:`DataConfig.received`."""
@@ -206,10 +206,10 @@ class Config(DataConfig):
             return batch
         from jaxtrain.ops import yuv
 
-        rest = dict(batch)
-        planes = (rest.pop(name) for name in ("luma", "chroma", "crop"))
+        received = dict(batch)
+        planes = (received.pop(name) for name in ("luma", "chroma", "crop"))
         trained = self.training_model(model)
-        return rest | {"video": yuv.to_rgb(*planes, height=trained.height, width=trained.width)}
+        return received | {"video": yuv.to_rgb(*planes, height=trained.height, width=trained.width)}
 
     def _plane_size(self, model: Any) -> tuple[int, int]:
         trained = self.training_model(model)
@@ -268,18 +268,18 @@ class Config(DataConfig):
                 )
             return
         sizes = zip((model.height, model.width), self.crop, strict=True)
-        most = min(whole / side for whole, side in sizes)
-        if self.max_crop_scale > most:
-            limit = math.floor(most * 100) / 100
-            both = "--data.max_crop_scale"
+        max_scale = min(full / side for full, side in sizes)
+        if self.max_crop_scale > max_scale:
+            limit = math.floor(max_scale * 100) / 100
+            flags = "--data.max_crop_scale"
             if self.min_crop_scale > limit:
-                both = "--data.min_crop_scale and --data.max_crop_scale"
+                flags = "--data.min_crop_scale and --data.max_crop_scale"
             covered = " x ".join(f"{side * self.max_crop_scale:g}" for side in self.crop)
             yield Problem(
                 f"data.crop={_size(self.crop)} with data.max_crop_scale={self.max_crop_scale} "
                 f"shows {covered} pixels, more than a clip's {model.height} x {model.width} "
                 f"(model.height, model.width): use a smaller --data.crop, or at most {limit:g} for "
-                f"{both}",
+                f"{flags}",
                 *about,
             )
         try:
@@ -308,19 +308,21 @@ class Config(DataConfig):
         source = f"--data.path {addresses.public(path)}"
         opened, usable, bad = self._set(path, "--data.path", model, root, say)
         files = opened.inputs
-        given, val_opened, of_val = None, opened, usable
+        val_videos, val_opened, of_val = None, opened, usable
         if self.val_path is not None:
             val_opened, of_val, val_bad = self._set(
                 self.val_path, "--data.val_path", model, root, say
             )
-            given = _described(val_opened.table, of_val)
+            val_videos = _described(val_opened.table, of_val)
             bad, files = bad + val_bad, files + val_opened.inputs
         quarantine.name_first(bad, say)
         sizes = np.ones(len(usable), np.int64)
         if self.windows == "fixed":
             sizes = opened.table.clips(model.frames, model.frames)[usable]
         described = _described(opened.table, usable)
-        train, val = split.choose(described, given, sizes.tolist(), self.train_split, source, say)
+        train, val = split.choose(
+            described, val_videos, sizes.tolist(), self.train_split, source, say
+        )
         splits = [
             Videos.of(table, numbers[chosen])
             for table, numbers, chosen in (
@@ -332,12 +334,12 @@ class Config(DataConfig):
         val_clips = self.clips(model, splits[1], train=False)
         if taught:
             url, teacher = cache.url(self.cache_dir), self.teacher
-            found = list[Clips]()
+            clips_of_splits = list[Clips]()
             for shape, group in self.latent_groups(model, train_clips, val_clips):
                 store = latents.find(root, shape, teacher, group, say, url)
                 teacher = store.teacher
-                found += [dataclasses.replace(clips, latents=store) for clips in group]
-            train_clips, val_clips = found
+                clips_of_splits += [dataclasses.replace(clips, latents=store) for clips in group]
+            train_clips, val_clips = clips_of_splits
             say(f"latents of teacher {teacher}")
         frames = sum(int(videos.table.rows["frames"][videos.chosen].sum()) for videos in splits)
         return Sources(
@@ -410,8 +412,8 @@ class Config(DataConfig):
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> sets.CachedSet:
         bucket, needed = cache.url(self.cache_dir), self.needed(model)
-        how: dict[str, Any] = {"prepare_long": self.prepare, "bucket": bucket}
-        return sets.CachedSet.of(path, flag, needed, root, say, **how)
+        options: dict[str, Any] = {"prepare_long": self.prepare, "bucket": bucket}
+        return sets.CachedSet.of(path, flag, needed, root, say, **options)
 
     def _set(
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]

@@ -231,10 +231,10 @@ def balls(rng: np.random.Generator) -> Scene:
         for skin, radius, (path_x, path_y) in zip(skins, radii, places, strict=True):
             cx, cy = path_x(t), path_y(t)
             # The ball ends at 1 radius, its shadow at 0.45 + 1.35 / 1.15.
-            part = _near(cy, 1.8 * radius, _Y_H1), _near(cx, 1.8 * radius, _X_1W)
-            x, y = (_X_1W[:, part[1]] - cx) / radius, (_Y_H1[part[0]] - cy) / radius
+            region = _near(cy, 1.8 * radius, _Y_H1), _near(cx, 1.8 * radius, _X_1W)
+            x, y = (_X_1W[:, region[1]] - cx) / radius, (_Y_H1[region[0]] - cy) / radius
             fallen = np.hypot(x - 0.35, (y - 0.45) * 1.15)
-            out[part] *= 1 - 0.5 * np.clip(1.35 - fallen, 0, 0.7)[..., None] / 0.7
+            out[region] *= 1 - 0.5 * np.clip(1.35 - fallen, 0, 0.7)[..., None] / 0.7
             z = np.sqrt(np.clip(1 - x**2 - y**2, 0, 1))
             # Rolling without sliding: the skin turns by the distance divided by the radius.
             u = np.arctan2(x, z + 1e-3) + cx / radius
@@ -243,7 +243,7 @@ def balls(rng: np.random.Generator) -> Scene:
             shine = np.clip(-0.32 * x - 0.4 * y + 0.86 * z, 0, 1) ** 40
             lit = _sample(skin, u * 30, v * 30) * (0.25 + 0.85 * light)[..., None]
             edge = _cover((np.hypot(x, y) - 1) * radius)
-            out[part] = _mix(out[part], lit + 0.5 * shine[..., None], edge)
+            out[region] = _mix(out[region], lit + 0.5 * shine[..., None], edge)
         return out
 
     return image

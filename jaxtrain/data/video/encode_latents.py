@@ -87,7 +87,7 @@ def prepare(
     outcome = resumable.run(
         items.values(),
         begin,
-        target.where,
+        target.location,
         engine=engine,
         say=say,
         part=part,

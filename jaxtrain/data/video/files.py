@@ -112,37 +112,37 @@ def find(
             have the same name; or a URL cannot be fetched or is rejected.
         RunAgain: a URL or disk is temporarily unavailable.
     """
-    shown = addresses.public(path)
-    tar_members.check_not_packed(shown.partition("?")[0], flag)
+    public_path = addresses.public(path)
+    tar_members.check_not_packed(public_path.partition("?")[0], flag)
     if addresses.is_address(path):
         path = path.strip()
         addresses.check(path, flag)
-        given, cure = _at_url(path, flag)
+        candidates, cure = _at_url(path, flag)
     else:
-        given, cure = _on_disk(path, flag, say)
-    given = list(dict.fromkeys(given))  # so that each is opened once
-    for file in given:
+        candidates, cure = _on_disk(path, flag, say)
+    candidates = list(dict.fromkeys(candidates))  # so that each is opened once
+    for file in candidates:
         tar_members.check_not_packed(file.name, flag)
         if not by_http and file.url and addresses.split(file.url).scheme in addresses.HTTP:
             raise InputError(
                 f"{flag} {addresses.public(file.url)}: runs read videos from disks and buckets: "
-                f"prepare these first with `{invocation.program()} prepare clips {shown} OUT`, and "
-                f"pass {flag} OUT"
+                f"prepare these first with `{invocation.program()} prepare clips {public_path} "
+                f"OUT`, and pass {flag} OUT"
             )
     wanted = {
         file.url: file.version
-        for file in given
+        for file in candidates
         if file.url and (fetch_videos or _suffix(file.url) == tar_members.SUFFIX)
     }
     copies = remote.fetch(wanted, cache_root, flag, say)
     in_folder = [
         file._replace(path=copies[file.url], url="", version=None) if file.url in copies else file
-        for file in given
+        for file in candidates
     ]
     videos = [video for file in in_folder for video in _with_tar_members(file)]
     if not videos:
-        raise InputError(f"{flag} {shown}: no video files found: {cure}")
-    return sorted(_distinct(videos, flag, shown).values(), key=lambda video: video.name)
+        raise InputError(f"{flag} {public_path}: no video files found: {cure}")
+    return sorted(_distinct(videos, flag, public_path).values(), key=lambda video: video.name)
 
 
 def fetched(video: VideoFile, folder: Path, flag: str) -> VideoFile:
@@ -242,7 +242,7 @@ def _with_tar_members(file: VideoFile) -> Iterator[VideoFile]:
     inside = []
     for member, span in tar_members.members(file.path):
         member = member.removeprefix("./")
-        hidden = any(part.startswith(".") for part in member.split("/"))
+        hidden = any(component.startswith(".") for component in member.split("/"))
         if os.path.splitext(member)[1].lower() in SUFFIXES | _BESIDE and not hidden:
             name, path = f"{file.name}/{member}", f"{file.path}/{member}"
             inside.append(file._replace(name=name, path=path, span=span))
@@ -268,7 +268,7 @@ def _distinct(videos: Iterable[VideoFile], flag: str, path: str) -> dict[str, Vi
     return by_name
 
 
-def _listed(path: Path, where: str) -> Iterator[VideoFile]:
+def _listed(path: Path, location: str) -> Iterator[VideoFile]:
     """Yields the files of a list.
 
     A name is relative to the list's folder if the file is in it.
@@ -276,12 +276,12 @@ def _listed(path: Path, where: str) -> Iterator[VideoFile]:
     Raises:
         InputError, RunAgain: the list cannot be read, or has an invalid entry.
     """
-    for entry in _entries(path, where):
+    for entry in _entries(path, location):
         expands = entry.lower().endswith(tar_members.SUFFIX)
         for listed in tar_members.expand(entry) if expands else (entry,):
             if addresses.is_address(listed):
                 url = listed.strip()
-                addresses.check(url, f"{where}:")
+                addresses.check(url, f"{location}:")
                 yield VideoFile(addresses.name_of(url), url=url)
                 continue
             file = Path(os.path.normpath(path.parent / os.path.expanduser(listed)))
@@ -290,7 +290,7 @@ def _listed(path: Path, where: str) -> Iterator[VideoFile]:
             yield VideoFile(name, str(file))
 
 
-def _entries(path: Path, where: str) -> Iterator[str]:
+def _entries(path: Path, location: str) -> Iterator[str]:
     """Yields the paths in a list, in which a line feed ends a line, and no other character does."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte-order mark
@@ -305,18 +305,18 @@ def _entries(path: Path, where: str) -> Iterator[str]:
                 raw = [line for line in lines if line and not _is_comment(line, path)]
                 if raw and not any(map(_looks_like_an_entry, raw)):
                     raise InputError(
-                        f"{where} is not a list of videos: none of its {len(raw):,} lines ends "
+                        f"{location} is not a list of videos: none of its {len(raw):,} lines ends "
                         "like the name of a video or a tar"
                     )
     except OSError as error:
-        raise disks.disk_trouble(error, f"{where} cannot be read", "make it readable") from error
+        raise disks.disk_trouble(error, f"{location} cannot be read", "make it readable") from error
     except (ValueError, RecursionError, csv.Error) as error:
-        raise InputError(f"{where} cannot be read: {error}") from error
+        raise InputError(f"{location} cannot be read: {error}") from error
     for number, item in enumerate(raw, 1):
         entry = item.get("path") if isinstance(item, dict) else item
         if not isinstance(entry, str) or not entry or "\0" in entry:
             raise InputError(
-                f'{where}, entry {number}: expected a path, or an object or column "path", not '
+                f'{location}, entry {number}: expected a path, or an object or column "path", not '
                 f"{reprlib.repr(item)}"
             )
         yield entry

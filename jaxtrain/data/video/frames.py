@@ -94,7 +94,7 @@ class FilterGraph:
                 format=frame.format,
                 time_base=_TIME_BASE,
             )
-            nodes = [graph.add(*words) for words in filters(frame)]
+            nodes = [graph.add(*arguments) for arguments in filters(frame)]
             graph.link_nodes(source, *nodes, graph.add("buffersink")).configure()
             self._graph, self._kind = graph, kind
         self._graph.push(frame)
@@ -184,10 +184,12 @@ class Planes:
         if not self._fits:
             frame, left, top = self._graph(frame, self._filters), 0, 0
         outs = (self._luma_Thw[number], *self._chroma_T2hw[number])
-        for out_hw, plane, part in zip(outs, frame.planes, (1, 2, 2), strict=True):
+        for out_hw, plane, subsampling in zip(outs, frame.planes, (1, 2, 2), strict=True):
             rows_hw = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
-            high, wide = self._high // part, self._wide // part
-            out_hw[:high, :wide] = rows_hw[top // part :][:high, left // part :][:, :wide]
+            high, wide = self._high // subsampling, self._wide // subsampling
+            out_hw[:high, :wide] = rows_hw[top // subsampling :][:high, left // subsampling :][
+                :, :wide
+            ]
             out_hw[high:] = out_hw[:high, wide:] = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -238,11 +240,11 @@ def crop_of(
     return crop_w, crop_h, int(left) // 2 * 2, int(top) // 2 * 2
 
 
-def _even(length: float, most: int) -> int:
-    """Returns the even number nearest to ``length``, from 2 to ``most``, which may be odd."""
-    if length >= most - 0.5:
-        return most
-    return min(max(round(length / 2) * 2, 2), most)
+def _even(length: float, limit: int) -> int:
+    """Returns the even number nearest to ``length``, from 2 to ``limit``, which may be odd."""
+    if length >= limit - 0.5:
+        return limit
+    return min(max(round(length / 2) * 2, 2), limit)
 
 
 def _filters(

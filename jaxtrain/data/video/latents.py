@@ -58,7 +58,7 @@ class LatentStore:
         return self.folder.name
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Returns the folder or URL where latents are written."""
         return self.url or str(self.folder)
 
@@ -194,26 +194,26 @@ def find(
         )
     if not cached or (teacher is not None and teacher not in cached):
         lacking = "no teacher's latents" if teacher is None else f"no latents of teacher {teacher}"
-        others = sorted(
+        other_teachers = sorted(
             f"{path.parent.name} at {path.parent.parent.name}"
             for path in (root / "latents").glob(f"*/*/{ABOUT}")
         )
-        known = f" (found: {', '.join(others)})" if others else ""
+        known = f" (found: {', '.join(other_teachers)})" if other_teachers else ""
         raise InputError(f"{lacking} for clips of {size} in {root}{known}: {cure}")
     latents = store(root, size, shape, teacher or cached[0], cache_url)
     about = latents.folder / ABOUT
     try:
-        found = tuple(atomic.read_json(about)["shape"])
+        stored_shape = tuple(atomic.read_json(about)["shape"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{about} is damaged ({disks.reason(error)}): delete it, for a cache in a bucket also "
             "there, and repeat prepare latents"
         ) from error
-    if found != latents.shape:
+    if stored_shape != latents.shape:
         raise InputError(
-            f"the latents of teacher {latents.teacher} have shape {found} (time, height, width, "
-            f"channels), but the model's have {latents.shape}: change model.latent_channels or "
-            "model.patch_size"
+            f"the latents of teacher {latents.teacher} have shape {stored_shape} (time, height, "
+            f"width, channels), but the model's have {latents.shape}: change model.latent_channels "
+            "or model.patch_size"
         )
     missing = latents.missing(videos)
     if latents.url is not None and missing:

@@ -149,7 +149,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
             assert not isinstance(item, av.Packet), "only with sound"
             if isinstance(item, Frame):
                 traits[HDR.get(item.look.colors[-1], "")] = None
-                if not pieces.seen and min(item.look.shown) < settings.min_side:
+                if not pieces.seen and min(item.look.display_size) < settings.min_side:
                     text = f"is {item.look.width}x{item.look.height}, smaller than --min-side"
                     raise BadExample(path, f"{text} {settings.min_side}")
                 pieces.add(item)
@@ -248,7 +248,7 @@ def shrinking(look: Look, settings: Settings) -> Callable[[VideoFrame], VideoFra
     graph = video_frames.FilterGraph()
 
     def filters(frame: VideoFrame) -> list[tuple[str, ...]]:
-        high, wide = settings.size(*look.shown)
+        high, wide = settings.size(*look.display_size)
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
         options += video_frames.color_options(frame) + video_frames.LIMITED_BT709
         gray = video_frames.gray_as_yuv(frame)

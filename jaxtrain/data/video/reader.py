@@ -152,7 +152,7 @@ class Look(NamedTuple):
     colors: tuple[str, int, int, int] = ("yuv420p", 0, 2, 2)
 
     @property
-    def shown(self) -> tuple[float, float]:
+    def display_size(self) -> tuple[float, float]:
         """Returns height and width of the frame, in square pixels."""
         return float(self.height), float(self.width * self.pixel_aspect)
 
@@ -228,7 +228,7 @@ class Reader:
             raise BadExample(self.path, "is empty")
         try:
             with open_input(self.path, self._span) as container:
-                yield from _shown(_deinterlaced(self._items(container)))
+                yield from _filtered_frames(_deinterlaced(self._items(container)))
         except MemoryError as error:  # FFmpeg also raises it for too many streams
             text = f"it has more than {_MAX_STREAMS} streams, or needs too much memory"
             raise BadExample(self.path, f"cannot be read: {text}") from error
@@ -258,7 +258,7 @@ class Reader:
                 yield from frames.decoded(packet)
             elif self._sound and packet.stream.type == "audio" and packet.dts is not None:
                 yield packet
-        yield from frames.rest()
+        yield from frames.remaining()
         more = _movies(self.path, self._span)[1] if container.format.name.startswith("mov") else 0
         if more:
             yield Break(f"has another file behind byte {more:,}, joined to it, which is not read")
@@ -325,7 +325,7 @@ def _deinterlaced(items: Iterable[Item]) -> Iterator[Item]:
         yield from finished(graph)
 
 
-def _shown(items: Iterable[Item]) -> Iterator[Item]:
+def _filtered_frames(items: Iterable[Item]) -> Iterator[Item]:
     """Yields as many frames, filtered as the container says."""
     graphs = collections.defaultdict[Filters, frames.FilterGraph](frames.FilterGraph)
     for item in items:
@@ -337,7 +337,7 @@ def _shown(items: Iterable[Item]) -> Iterator[Item]:
 
 def _filtered(frame: Frame, graph: frames.FilterGraph) -> Frame:
     picture = graph(frame.picture, lambda picture: frame.filters)
-    is_quarter = any("transpose" in words for words in frame.filters)
+    is_quarter = any("transpose" in arguments for arguments in frame.filters)
     aspect = 1 / frame.look.pixel_aspect if is_quarter else frame.look.pixel_aspect
     return Frame(picture, Look(picture.width, picture.height, aspect, frame.look.colors), frame.pts)
 
@@ -397,8 +397,8 @@ def chosen(
     if not streams:
         raise BadExample(path, "has no video stream with a supported codec")
     read, counts = list[av.Packet](), collections.Counter[int]()
-    most = _PROBED if len(streams) > 1 else _TIMED
-    for packet in itertools.islice(packets, most):
+    max_packets = _PROBED if len(streams) > 1 else _TIMED
+    for packet in itertools.islice(packets, max_packets):
         read.append(packet)
         counts[packet.stream_index] += 1
     moving = [stream for stream in streams if counts[stream.index] > 1] or streams
@@ -472,7 +472,7 @@ class _Frames:
         yield from self._sent_to_decoder(packet)
         self._sent += 1
 
-    def rest(self) -> Iterator[Item]:
+    def remaining(self) -> Iterator[Item]:
         """Yields the frames that the decoder still has, and why it has no more.
 
         Raises:

@@ -88,8 +88,8 @@ def prepare(
     """
     sizes = {video: _size(video) for video in videos}
     share = 2 ** (sum(sizes.values()) // 64).bit_length()  # changes when the size doubles
-    most = min(GROUP_BYTES, max(LEAST_GROUP_BYTES, share))
-    groups = grouping.divided(videos, lambda video: video.name, sizes.__getitem__, most)
+    max_bytes = min(GROUP_BYTES, max(LEAST_GROUP_BYTES, share))
+    groups = grouping.divided(videos, lambda video: video.name, sizes.__getitem__, max_bytes)
     described = {**dataclasses.asdict(settings), "version": VERSION}
     return resumable.run(
         (_item(bits, group) for bits, group in groups),
@@ -183,8 +183,10 @@ class CachedSet:
         folders = folder_in(root)
         name = f"{sources}-{cache.digest(dataclasses.asdict(needed), VERSION)[:12]}"
         wanted = folders / name
-        made = folders.glob(f"{sources}-*")
-        for other in sorted(made, key=lambda one: (one != wanted, _finished_ns(one), one.name)):
+        candidates = folders.glob(f"{sources}-*")
+        for other in sorted(
+            candidates, key=lambda entry: (entry != wanted, _finished_ns(entry), entry.name)
+        ):
             settings = settings_of(other)
             if settings is not None and settings.covers(needed) and _is_complete(other):
                 return cls(path, flag, videos, settings, root, str(other), prepare_long)
@@ -226,8 +228,8 @@ class CachedSet:
         """Implements :attr:`jaxtrain.data.contract.Preparation.estimate`."""
         plan = self.plan
         frames = f"{plan.frames:,.0f} frames"
-        what = f"{formats.counted(plan.videos, 'video')} ({frames})"
-        return Estimate(what, plan.core_s, plan.out_bytes)
+        subject = f"{formats.counted(plan.videos, 'video')} ({frames})"
+        return Estimate(subject, plan.core_s, plan.out_bytes)
 
     def begin(self, processes: int = 1) -> None:
         """Makes the folder, on disk with the tars of an earlier set of the same source.
@@ -253,9 +255,12 @@ class CachedSet:
         Args:
             sharing: number of processes that share the cores of this host for this.
         """
-        shown, plan = addresses.public(self.path), self.plan
+        public_path, plan = addresses.public(self.path), self.plan
         if part.index == 0:
-            say(f"{self.flag} {shown}: cutting {plan} into {addresses.public(self.folder)} (once)")
+            say(
+                f"{self.flag} {public_path}: cutting {plan} into {addresses.public(self.folder)} "
+                "(once)"
+            )
         small = plan.source_bytes < _SMALL_BYTES  # processes take a second to start
         cores = max(1, machine.cores() // sharing)
         engine = Threads(cores) if small else Processes(cores, say)
@@ -272,10 +277,10 @@ class CachedSet:
         why = f"more than {MOST_PREPARATION_S // 60} minutes"
         if self.plan.out_bytes > free:
             why = f"more than the {formats.size(free)} that are free at {above}"
-        shown, settings = addresses.public(self.path), self.settings
+        public_path, settings = addresses.public(self.path), self.settings
         raise InputError(
-            f"{self.flag} {shown}: cutting {self.plan} takes {why}: prepare the clips first with "
-            f"`{invocation.program()} prepare clips {shlex.quote(shown)} OUT --height "
+            f"{self.flag} {public_path}: cutting {self.plan} takes {why}: prepare the clips first "
+            f"with `{invocation.program()} prepare clips {shlex.quote(public_path)} OUT --height "
             f"{settings.height} --width {settings.width} --frames {settings.frames} --min-frames "
             f"{settings.min_frames} --min-crop-scale {settings.min_crop_scale:g} --min-side "
             f"{settings.min_side}`, and pass {self.flag} OUT; or set --data.prepare True"
@@ -326,7 +331,7 @@ def cached(root: Path) -> Iterator[Cached]:
         source = mark.read_text(encoding="utf-8", errors="surrogateescape")
         videos = Table.of(mark.parent).length if _is_complete(mark.parent) else None
         kept.append(Cached(mark.parent, source, videos, mark.stat().st_mtime))
-    yield from sorted(kept, key=lambda one: -one.used_s)
+    yield from sorted(kept, key=lambda entry: -entry.used_s)
 
 
 def _mark_used(folder: Path, source: str) -> None:
@@ -378,13 +383,13 @@ def _opened_at(path: str, flag: str, root: Path, say: Say) -> Opened:
 
 
 def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Opened:
-    shown, finished = addresses.public(path), folder / resumable.FINISHED
+    public_path, finished = addresses.public(path), folder / resumable.FINISHED
     if settings is None or record.read(finished) is None:
         with contextlib.suppress(FileNotFoundError):  # its disk may be away
             _bytes_of(finished / record.NAME)
         raise InputError(
-            f"{flag} {shown} was made by another version of jaxtrain: prepare its videos again, "
-            "into another folder"
+            f"{flag} {public_path} was made by another version of jaxtrain: prepare its videos "
+            "again, into another folder"
         )
     try:
         report = json.loads(_bytes_of(folder / resumable.REPORT))
@@ -392,14 +397,14 @@ def _opened(folder: Path, path: str, flag: str, settings: Settings | None) -> Op
         bad = tuple(BadExample(item["name"], item["reason"]) for item in report["failed"])
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{flag} {shown}: its {resumable.REPORT} is damaged: prepare its videos again"
+            f"{flag} {public_path}: its {resumable.REPORT} is damaged: prepare its videos again"
         ) from error
     table = Table.of(folder)
     if not table.length:
         reason = f" ({bad[0]})" if bad else ""
         raise InputError(
-            f"{flag} {shown}: none of {inputs:,} videos can be used{reason}: fix or replace them, "
-            f"or pass other videos with {flag}"
+            f"{flag} {public_path}: none of {inputs:,} videos can be used{reason}: fix or replace "
+            f"them, or pass other videos with {flag}"
         )
     return Opened(table, inputs, bad)
 
@@ -447,7 +452,7 @@ class Plan:
         """Estimates what a set takes."""
         sizes = [_size(video) for video in videos]
         step = max(1, len(videos) // _SAMPLED)
-        frames = core_s = out_bytes = seen = 0.0
+        frames = core_s = out_bytes = sampled = 0.0
         for video, size in list(zip(videos, sizes, strict=True))[::step]:
             if video.url or not size:
                 continue
@@ -457,17 +462,17 @@ class Plan:
                 look = next((item.look for item in header if isinstance(item, Frame)), None)
             if look is None or not header.frames:
                 continue
-            out = math.prod(settings.size(*look.shown))
-            seen += size
+            out = math.prod(settings.size(*look.display_size))
+            sampled += size
             frames += header.frames
             core_s += header.frames * (look.width * look.height * _SOURCE_S + out * _OUT_S)
             out_bytes += header.frames * out * _OUT_BYTES
         total = sum(sizes)
-        if not seen:  # at URLs
-            frames, seen = total / _USUAL_FRAME_BYTES, max(1.0, total)
+        if not sampled:  # at URLs
+            frames, sampled = total / _USUAL_FRAME_BYTES, max(1.0, total)
             pixels = frames * settings.height * settings.width / settings.min_crop_scale**2
             core_s, out_bytes = pixels * (_SOURCE_S + _OUT_S), pixels * _OUT_BYTES
-        scale = total / seen
+        scale = total / sampled
         return cls(len(videos), total, frames * scale, core_s * scale, out_bytes * scale)
 
     @property
@@ -510,7 +515,7 @@ def _item(bits: str, group: Sequence[VideoFile]) -> resumable.Item:
         return dataclasses.replace(singles[0], output=output)
     return resumable.Item(
         f"{group[0].name} and {len(group) - 1:,} more videos",
-        tuple(itertools.chain.from_iterable((one.name, *one.identity) for one in singles)),
+        tuple(itertools.chain.from_iterable((single.name, *single.identity) for single in singles)),
         output,
         tuple(group),
         singles=tuple(singles),
@@ -538,8 +543,8 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
     """Writes a tar; returns where its pieces are."""
     failed, notes = dict[str, str](), list[str]()
     totals = collections.Counter(pieces=0, frames=0, frames_left_out=0, frames_lost=0)
-    known = {one.name: one.identity for one in item.singles or (item,)}
-    made, again, absent = [], False, ""
+    known = {single.name: single.identity for single in item.singles or (item,)}
+    rows, again, absent = [], False, ""
     work = path.with_name("work")
     with open(path, "wb") as tar:
         for video in item.value:
@@ -559,11 +564,11 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
             notes += _notes(video.name, cut)
             totals.update(pieces=len(cut.pieces), frames=sum(cut.pieces))
             totals.update(frames_left_out=cut.left_out, frames_lost=cut.lost)
-            made.append([video.name, *row])
+            rows.append([video.name, *row])
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
     members = [video.name for video in item.value]
     about = {"members": members, "inputs": len(members), "failed": failed, "notes": notes}
-    return about | totals | {"videos": made, "again": again, "absent": absent}
+    return about | totals | {"videos": rows, "again": again, "absent": absent}
 
 
 def _cut(
@@ -581,19 +586,19 @@ def _cut(
             work.mkdir()
             return pieces.cut(video.path, video.span, work, settings)
 
-        made = disks.when_readable(cut)
+        result = disks.when_readable(cut)
         if _identity(video) != before:
             raise BadExample(video.path, "changed while it was processed")
         rows = []
-        for number, frames in enumerate(made.pieces):
+        for number, frames in enumerate(result.pieces):
             data = (work / f"{number:05}.mp4").read_bytes()
             header = tarfile.TarInfo(f"{folder_of(name)}/{number:05}.mp4")
             header.size = len(data)
             tar.write(header.tobuf(tarfile.GNU_FORMAT))
-            rows.append([tar.tell(), len(data), frames, *made.sizes[number]])
+            rows.append([tar.tell(), len(data), frames, *result.sizes[number]])
             tar.write(data + bytes(-len(data) % tarfile.BLOCKSIZE))
-        rate = made.rate.limit_denominator(1001)
-        return made, [list(before), [rate.numerator, rate.denominator], rows]
+        rate = result.rate.limit_denominator(1001)
+        return result, [list(before), [rate.numerator, rate.denominator], rows]
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(work.with_name("fetched"), ignore_errors=True)
@@ -609,8 +614,8 @@ def _notes(name: str, cut: pieces.Cut) -> list[str]:
 
 def folder_of(name: str) -> str:
     """Returns the folder of a video's pieces in a tar."""
-    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
-    return "/".join(parts)
+    names = [component for component in name.split("/") if component not in ("", ".", "..")]
+    return "/".join(names)
 
 
 def _write_table(settings: dict[str, Any], folder: Path, records: list[resumable.Record]) -> None:
@@ -708,12 +713,12 @@ class Table:
         names = numbers_of(self._path(_NAMES), "uint8").tobytes()
         return [os.fsdecode(names[start:stop]) for start, stop in self.rows["name"].tolist()]
 
-    def clips(self, frames: int, every: int) -> np.ndarray:
+    def clips(self, frames: int, stride: int) -> np.ndarray:
         """Returns the number of clips of each video that begin at every n-th frame of a piece."""
         if not self.length:
             return np.zeros(0, np.int64)
         lengths = numbers_of(self._path(_PIECES), _PIECE)["frames"].astype(np.int64)
-        counts = clips_in(lengths, frames, every)
+        counts = clips_in(lengths, frames, stride)
         result: np.ndarray = np.add.reduceat(counts, self.rows["first"].astype(np.int64))
         return result
 
@@ -727,10 +732,10 @@ class Table:
         start, stop = map(int, row["name"])
         name = os.fsdecode(self._names.read(start, stop).tobytes())
         first, count = int(row["first"]), int(row["pieces"])
-        found, tars = [], self.about["tars"]
+        pieces, tars = [], self.about["tars"]
         for at, piece in enumerate(self._pieces.read(first, first + count)):
             tar = f"{self.folder}/{tars[int(piece['tar'])]}"
-            found.append(
+            pieces.append(
                 Piece(
                     f"{tar}/{folder_of(name)}/{at:05}.mp4",
                     Span(tar, int(piece["offset"]), int(piece["size"])),
@@ -740,9 +745,9 @@ class Table:
             )
         top, bottom = map(int, row["rate"])
         content = (name, int(row["size"]), row["ends"].decode())
-        lengths = [piece.frames for piece in found]
+        lengths = [piece.frames for piece in pieces]
         digest = cache.digest(content, lengths, self.about["settings"])
-        return Video(name, Fraction(top, bottom or 1), tuple(found), digest)
+        return Video(name, Fraction(top, bottom or 1), tuple(pieces), digest)
 
     @functools.cached_property
     def _videos(self) -> NumberFile:
@@ -798,15 +803,15 @@ class Videos:
     def __iter__(self) -> Iterator[Video]:
         return (self[number] for number in range(len(self)))
 
-    def clips(self, frames: int, every: int) -> np.ndarray:
+    def clips(self, frames: int, stride: int) -> np.ndarray:
         """Returns :meth:`Table.clips` of these videos."""
-        clips: np.ndarray = self.table.clips(frames, every)[self.chosen]
+        clips: np.ndarray = self.table.clips(frames, stride)[self.chosen]
         return clips
 
 
-def clips_in(length: Any, frames: int, every: int) -> Any:
+def clips_in(length: Any, frames: int, stride: int) -> Any:
     """Returns how many clips of some frames in a row begin at every n-th of ``length`` frames."""
-    return np.maximum((length - frames) // every + 1, 0)
+    return np.maximum((length - frames) // stride + 1, 0)
 
 
 def located(counts: Sequence[int] | np.ndarray, place: int) -> tuple[int, int]:

@@ -34,13 +34,13 @@ def expand(pattern: str) -> Iterator[str]:
 
     Numbers are padded to the width of the first one.
     """
-    parts = _RANGE.split(pattern)  # text, first, last, text, first, last, ..., text
-    ranges = zip(parts[1::3], parts[2::3], strict=True)
+    split = _RANGE.split(pattern)  # text, first, last, text, first, last, ..., text
+    ranges = zip(split[1::3], split[2::3], strict=True)
     numbers = [
         [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)] for first, last in ranges
     ]
     for chosen in itertools.product(*numbers):
-        yield parts[0] + "".join(map("".join, zip(chosen, parts[3::3], strict=True)))
+        yield split[0] + "".join(map("".join, zip(chosen, split[3::3], strict=True)))
 
 
 def members(tar: str) -> list[tuple[str, Span]]:

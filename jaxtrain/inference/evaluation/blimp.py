@@ -98,16 +98,16 @@ def is_blimp(path: Path) -> bool:
     return isinstance(first, dict) and {GOOD, BAD} <= first.keys()
 
 
-def read(folder: Path, most: int | None = None) -> list[Paradigm]:
+def read(folder: Path, max_examples: int | None = None) -> list[Paradigm]:
     """Reads the pairs.
 
     Args:
-        most: number of pairs per paradigm, the first ones; None is all.
+        max_examples: pairs per paradigm, the first ones; None is all.
     """
     paradigms, problems = list[Paradigm](), list[str]()
     for file in sorted(folder.glob("*.jsonl")):
         try:
-            paradigms.append(_paradigm(file, most))
+            paradigms.append(_paradigm(file, max_examples))
         except InputError as error:
             problems += error.messages
     if problems:
@@ -115,7 +115,7 @@ def read(folder: Path, most: int | None = None) -> list[Paradigm]:
     return paradigms
 
 
-def _paradigm(file: Path, most: int | None) -> Paradigm:
+def _paradigm(file: Path, max_examples: int | None) -> Paradigm:
     try:
         lines = atomic.read_regular(file, _MOST_BYTES).decode().splitlines()
     except OSError as error:
@@ -123,18 +123,18 @@ def _paradigm(file: Path, most: int | None) -> Paradigm:
     except ValueError as error:
         raise InputError(f"{file} cannot be read: {first_line(error)}") from None
     pairs, field = list[Pair](), ""
-    for number, line in enumerate(lines[:most], 1):
-        where = f"{file}, line {number}"
+    for number, line in enumerate(lines[:max_examples], 1):
+        location = f"{file}, line {number}"
         try:
             content: Any = atomic.parse_json(line)
         except ValueError as error:
-            raise InputError(f"{where}: {error}: write one JSON object per line") from None
+            raise InputError(f"{location}: {error}: write one JSON object per line") from None
         texts = [
             content.get(name) if isinstance(content, dict) else None for name in (GOOD, BAD, _FIELD)
         ]
         for name, text in zip((GOOD, BAD, _FIELD), texts, strict=True):
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{where}: {name} is {text!r:.60}: write a text")
+                raise InputError(f"{location}: {name} is {text!r:.60}: write a text")
         good, bad, field = (str(text) for text in texts)
         pairs.append(Pair(good, bad))
     if not pairs:
@@ -149,7 +149,7 @@ def score(
     each: Callable[[int, int], None],
 ) -> BlimpScore:
     """Measures a model."""
-    results, done = list[Accuracy](), 0
+    results, scored = list[Accuracy](), 0
     total = sum(len(paradigm.pairs) for paradigm in paradigms)
     for paradigm in paradigms:
         # Each text once: the same text is exactly as probable in both places.
@@ -162,25 +162,25 @@ def score(
         right = [np.sign(of[good] - of[bad]) / 2 + 0.5 for good, bad in paradigm.pairs]
         accuracy = float(np.mean(right))
         results.append(Accuracy(paradigm.name, paradigm.field, len(right), accuracy))
-        done += len(right)
-        each(done, total)
+        scored += len(right)
+        each(scored, total)
     fields = [
-        _mean(field, [one for one in results if one.field == field])
-        for field in dict.fromkeys(one.field for one in results)
+        _mean(field, [result for result in results if result.field == field])
+        for field in dict.fromkeys(result.field for result in results)
     ]
     return BlimpScore(_mean("mean", results).accuracy, fields, results)
 
 
 def _mean(name: str, results: Sequence[Accuracy]) -> Accuracy:
-    pairs = sum(one.pairs for one in results)
-    return Accuracy(name, name, pairs, float(np.mean([one.accuracy for one in results])))
+    pairs = sum(result.pairs for result in results)
+    return Accuracy(name, name, pairs, float(np.mean([result.accuracy for result in results])))
 
 
 def rows_of(score: BlimpScore) -> Iterable[tuple[str, ...]]:
     """Returns a table: the accuracy of each field and the mean, with those published beside it."""
     yield ("field", "paradigms", "pairs", "accuracy", *MODELS)
-    for one in (*score.fields, _mean("mean", score.paradigms)):
-        count = sum(one.name in (paradigm.field, "mean") for paradigm in score.paradigms)
-        published = PUBLISHED.get(one.name, (None,) * len(MODELS))
-        shown = ("-" if value is None else f"{value:.3f}" for value in published)
-        yield (one.name, str(count), f"{one.pairs:,}", f"{one.accuracy:.4f}", *shown)
+    for result in (*score.fields, _mean("mean", score.paradigms)):
+        count = sum(result.name in (paradigm.field, "mean") for paradigm in score.paradigms)
+        published = PUBLISHED.get(result.name, (None,) * len(MODELS))
+        cells = ("-" if value is None else f"{value:.3f}" for value in published)
+        yield (result.name, str(count), f"{result.pairs:,}", f"{result.accuracy:.4f}", *cells)

@@ -55,7 +55,7 @@ class Example(NamedTuple):
     continuations: tuple[str, ...]
     gold: int
 
-    def shown(self, delimiter: str) -> str:
+    def with_answer(self, delimiter: str) -> str:
         """Returns the question with its answer, as a later prompt shows it."""
         context = self.contexts[min(self.gold, len(self.contexts) - 1)]
         answer = self.continuations[min(self.gold, len(self.continuations) - 1)]
@@ -80,10 +80,10 @@ class Task:
 
     def prompts(self, index: int) -> tuple[list[str], str]:
         """Returns a prompt for each possible answer, and the first without its continuation."""
-        example, others = self.examples[index], len(self.examples) - 1
-        chosen = random.Random(_SHOWN_SEED + index).sample(range(others), self.shots)
-        shown = "".join(self.examples[i + (i >= index)].shown(self.delimiter) for i in chosen)
-        begun = [f"{shown}{context}{self.delimiter}" for context in example.contexts]
+        example, other_count = self.examples[index], len(self.examples) - 1
+        chosen = random.Random(_SHOWN_SEED + index).sample(range(other_count), self.shots)
+        shots = "".join(self.examples[i + (i >= index)].with_answer(self.delimiter) for i in chosen)
+        begun = [f"{shots}{context}{self.delimiter}" for context in example.contexts]
         return [prompt + end for prompt in begun for end in example.continuations], begun[0].strip()
 
     def continuations(self, index: int, model: CausalModel) -> list[Continuation]:
@@ -93,13 +93,13 @@ class Task:
         """
         texts, begun = self.prompts(index)
         tokens = [model.document(text) for text in texts]
-        least = min(map(len, tokens))
+        shortest = min(map(len, tokens))
         if self.kind == _SCHEMA:
             common = _common([ids[::-1] for ids in tokens])
             starts = [len(ids) - max(common, 1) for ids in tokens]
         else:
             prefixes = [model.document(begun)] if self.kind == _LANGUAGE_MODELING else []
-            starts = [min(_common([*tokens, *prefixes]), least - 1)] * len(tokens)
+            starts = [min(_common([*tokens, *prefixes]), shortest - 1)] * len(tokens)
         # The beginning of a prompt that is too long is cut off.
         cut = [max(0, len(ids) - model.longest) for ids in tokens]
         for ids, start, less in zip(tokens, starts, cut, strict=True):
@@ -156,7 +156,7 @@ def score(
     model: CausalModel, tasks: Sequence[Task], rows: int, each: Callable[[int, int], None]
 ) -> CoreScore:
     """Measures a model."""
-    scores, done, cut = [], 0, 0
+    scores, scored, cut = [], 0, 0
     total = sum(len(task.examples) for task in tasks)
     for task in tasks:
         right = 0
@@ -171,13 +171,13 @@ def score(
                 mine = slice(begin, begin + len(several))
                 right += task.is_right(index, losses[mine], most_likely[mine])
                 begin = mine.stop
-            done += len(indices)
-            each(done, total)
+            scored += len(indices)
+            each(scored, total)
         accuracy, baseline = right / len(task.examples), task.baseline
         centered = (accuracy - baseline) / (1 - baseline)
         counts = task.shots, len(task.examples)
         scores.append(TaskScore(task.label, task.kind, *counts, accuracy, baseline, centered))
-    return CoreScore(sum(one.centered for one in scores) / len(scores), cut, scores)
+    return CoreScore(sum(result.centered for result in scores) / len(scores), cut, scores)
 
 
 def is_core(path: Path) -> bool:
@@ -185,11 +185,11 @@ def is_core(path: Path) -> bool:
     return (path / TASKS).is_file()
 
 
-def read(folder: Path, most: int | None = None) -> list[Task]:
+def read(folder: Path, max_examples: int | None = None) -> list[Task]:
     """Reads the tasks of a folder.
 
     Args:
-        most: number of examples per task, in the order in which they are measured; None is all.
+        max_examples: per task, in the order in which they are measured; None is all.
     """
     file = folder / TASKS
     try:
@@ -209,7 +209,7 @@ def read(folder: Path, most: int | None = None) -> list[Task]:
             task = _task(folder, settings, f"{file}, task {number}", baselines)
             if any(task.label == other.label for other in tasks):
                 raise InputError(f"{file}, task {number}: label {task.label} appears twice")
-            tasks.append(dataclasses.replace(task, examples=_examples(task, most)))
+            tasks.append(dataclasses.replace(task, examples=_examples(task, max_examples)))
         except InputError as error:
             problems += error.messages
     if problems:
@@ -217,24 +217,25 @@ def read(folder: Path, most: int | None = None) -> list[Task]:
     return tasks
 
 
-def _task(folder: Path, settings: Any, where: str, baselines: Mapping[str, float]) -> Task:
+def _task(folder: Path, settings: Any, location: str, baselines: Mapping[str, float]) -> Task:
     if not isinstance(settings, dict):
-        raise InputError(f"{where} is {settings!r:.60}: write its settings, such as label: NAME")
+        raise InputError(f"{location} is {settings!r:.60}: write its settings, such as label: NAME")
     for name in ("label", "icl_task_type", "dataset_uri"):
         if not isinstance(settings.get(name), str):
-            raise InputError(f"{where}: {name} is {settings.get(name)!r:.60}: write a text")
+            raise InputError(f"{location}: {name} is {settings.get(name)!r:.60}: write a text")
     label, kind = settings["label"], settings["icl_task_type"]
-    where = f"{where} ({label})"
+    location = f"{location} ({label})"
     if kind not in _KINDS:
         raise InputError(
-            f"{where}: icl_task_type {kind} is unknown; {field_values.did_you_mean(kind, _KINDS)}"
+            f"{location}: icl_task_type {kind} is unknown; "
+            f"{field_values.did_you_mean(kind, _KINDS)}"
         )
     shots, delimiter = settings.get("num_fewshot"), settings.get("continuation_delimiter", " ")
     first = shots[0] if isinstance(shots, list) and shots else None
     if type(first) is not int or first < 0:
-        raise InputError(f"{where}: num_fewshot is {shots!r:.60}: write a list, such as [10]")
+        raise InputError(f"{location}: num_fewshot is {shots!r:.60}: write a list, such as [10]")
     if not isinstance(delimiter, str):
-        raise InputError(f"{where}: continuation_delimiter is {delimiter!r:.60}: write a text")
+        raise InputError(f"{location}: continuation_delimiter is {delimiter!r:.60}: write a text")
     if label not in baselines:
         raise InputError(
             f"{folder / _BASELINES} has no {_TASK} {label}, which {TASKS} lists: add a line with "
@@ -265,18 +266,18 @@ def _baselines(file: Path) -> dict[str, float]:
     return baselines
 
 
-def _examples(task: Task, most: int | None) -> list[Example]:
+def _examples(task: Task, max_examples: int | None) -> list[Example]:
     examples = []
     for number, line in enumerate(_text(task.file).split("\n"), 1):
         if line.strip():
-            where = f"{task.file}, line {number}"
+            location = f"{task.file}, line {number}"
             try:
                 content = atomic.parse_json(line)
             except ValueError as error:
-                raise InputError(f"{where}: {error}: write one JSON object per line") from None
-            examples.append(_example(content, task.kind, number, where))
+                raise InputError(f"{location}: {error}: write one JSON object per line") from None
+            examples.append(_example(content, task.kind, number, location))
     random.Random(_ORDER_SEED).shuffle(examples)
-    examples = examples[:most]
+    examples = examples[:max_examples]
     if len(examples) <= task.shots:
         raise InputError(
             f"{task.file}: {len(examples)} examples to measure, but task {task.label} requires at "
@@ -285,16 +286,16 @@ def _examples(task: Task, most: int | None) -> list[Example]:
     return examples
 
 
-def _example(content: Any, kind: str, number: int, where: str) -> Example:
+def _example(content: Any, kind: str, number: int, location: str) -> Example:
     if not isinstance(content, dict):
-        raise InputError(f"{where} is {content!r:.60}: write one JSON object per line")
+        raise InputError(f"{location} is {content!r:.60}: write one JSON object per line")
 
     def strings(name: str, several: bool) -> tuple[str, ...]:
         value = content.get(name)
         values = value if several and isinstance(value, list) else [value]
         if not values or any(type(item) not in (str, int, float) for item in values):
             expected = "a list of texts" if several else "a text"
-            raise InputError(f"{where}: {name} is {value!r:.60}: write {expected}")
+            raise InputError(f"{location}: {name} is {value!r:.60}: write {expected}")
         return tuple(map(str, values))
 
     if kind == _MULTIPLE_CHOICE:
@@ -304,11 +305,11 @@ def _example(content: Any, kind: str, number: int, where: str) -> Example:
     else:
         contexts, continuations = strings("context", False), strings("continuation", False)
         if not continuations[0].strip():
-            raise InputError(f"{where}: continuation is empty: write a text")
+            raise InputError(f"{location}: continuation is empty: write a text")
         return Example(number, (contexts[0].strip(),), continuations, 0)
     gold, count = content.get("gold"), len(contexts) * len(continuations)
     if type(gold) is not int or not 0 <= gold < count:
-        raise InputError(f"{where}: gold is {gold!r:.60}: write a number from 0 to {count - 1}")
+        raise InputError(f"{location}: gold is {gold!r:.60}: write a number from 0 to {count - 1}")
     return Example(number, contexts, continuations, gold)
 
 
@@ -325,6 +326,6 @@ def _text(file: Path) -> str:
 
 def _common(sequences: Sequence[np.ndarray]) -> int:
     """Returns the length of the common beginning."""
-    least = min(map(len, sequences))
-    equal = [ids[:least] == sequences[0][:least] for ids in sequences]
-    return int(np.logical_and.reduce([*equal, np.ones(least, bool)]).cumprod().sum())
+    shortest = min(map(len, sequences))
+    equal = [ids[:shortest] == sequences[0][:shortest] for ids in sequences]
+    return int(np.logical_and.reduce([*equal, np.ones(shortest, bool)]).cumprod().sum())

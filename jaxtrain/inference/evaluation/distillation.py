@@ -93,9 +93,9 @@ class StudentMeter(Meter):
         self.columns = CELLS
         self.teacher = teacher
         factor = student.model.space_factor
-        least = max(factor, 2 * quality.SSIM_WINDOW)
+        smallest = max(factor, 2 * quality.SSIM_WINDOW)
         sides = ((height // by, width // by) for by in _SMALLER)
-        self._sizes = [(h - h % factor, w - w % factor) for h, w in sides if min(h, w) >= least]
+        self._sizes = [(h - h % factor, w - w % factor) for h, w in sides if min(h, w) >= smallest]
         self._student = nnx.split(student.module)
         to_teacher = {name: of for name, of in measures.items() if name in ("psnr", "ssim")}
         to_teacher |= {name: of for name, of in measures.items() if name.startswith("lpips")}
@@ -119,7 +119,10 @@ class StudentMeter(Meter):
         self._check_numbers(clip, values)
         teacher, student = defined(self._alone(original, *latents))
         metrics = StudentMetrics(
-            video=clip.run.name, place=clip.place, values=defined(values), alone=(teacher, student)
+            video=clip.frame_range.name,
+            place=clip.place,
+            values=defined(values),
+            alone=(teacher, student),
         )
         return Result(metrics, (_sums(*latents),))
 
@@ -144,7 +147,7 @@ class StudentMeter(Meter):
         noise = np.random.default_rng(0).standard_normal(of_teacher.shape, np.float32)
         for sigma in NOISE:
             noisy = of_teacher + sigma * deviation * noise
-            decoded = [self._shown(self.teacher.decode(noisy)), self._decoded(noisy)]
+            decoded = [self._compared_frames(self.teacher.decode(noisy)), self._decoded(noisy)]
             for column, frames in zip(alone, decoded, strict=True):
                 numbers = _measured(_SHORT, target, decoded[0], frames)
                 column |= {f"noise {sigma:g}: {name}": value for name, value in numbers.items()}
@@ -153,7 +156,7 @@ class StudentMeter(Meter):
             crop = original[:, :, top : top + height, left : left + width]
             target = self._student_target(crop)
             decoded = [
-                self._shown(self.teacher.decode(self.teacher.encode(crop))),
+                self._compared_frames(self.teacher.decode(self.teacher.encode(crop))),
                 self._decoded(self._encoded(crop)),
             ]
             for column, frames in zip(alone, decoded, strict=True):
@@ -173,16 +176,16 @@ class StudentMeter(Meter):
                 "another --frames"
             )
         latents = of_teacher, of_student
-        cells = [self._shown(self.teacher.decode(each)) for each in latents]
+        cells = [self._compared_frames(self.teacher.decode(each)) for each in latents]
         return latents, cells + [self._decoded(each) for each in latents]
 
     def _encoded(self, video: np.ndarray) -> np.ndarray:
         return np.asarray(_encode(*self._student, video))
 
     def _decoded(self, latents: np.ndarray) -> jax.Array:
-        return self._shown(_decode(*self._student, latents))
+        return self._compared_frames(_decode(*self._student, latents))
 
-    def _shown(self, frames: np.ndarray | jax.Array) -> jax.Array:
+    def _compared_frames(self, frames: np.ndarray | jax.Array) -> jax.Array:
         return jnp.clip(jnp.asarray(frames[:, : self.compared], jnp.float32), 0, 1)
 
     def _student_target(self, original: np.ndarray) -> jax.Array:
@@ -196,9 +199,9 @@ class StudentMeter(Meter):
         labels = [samples.ROWS[0]]
         for name, values in zip(CELLS, measured.values, strict=True):
             labels += [f"{name}, {values['psnr']:.1f} dB", "error"]
-        shown = [rows[0], *(each[:, 1:] for each in rows[1:])]
-        image = np.asarray(samples.in_a_row(jnp.concatenate(shown, axis=1)))
-        return Drawn(clip.run.name, clip.place, image, tuple(labels))
+        panels = [rows[0], *(each[:, 1:] for each in rows[1:])]
+        image = np.asarray(samples.in_a_row(jnp.concatenate(panels, axis=1)))
+        return Drawn(clip.frame_range.name, clip.place, image, tuple(labels))
 
 
 def by_place(timing: Timing, latents: int, frames: int) -> dict[str, Measure]:
@@ -212,9 +215,9 @@ def by_place(timing: Timing, latents: int, frames: int) -> dict[str, Measure]:
     numbers = np.array(positions(timing, latents)[:frames])
     if timing.factor > 1:
         for k in sorted(set(numbers[1:].tolist())):
-            at, words = 1 + np.flatnonzero(numbers[1:] == k), f"frame {k + 1} of {timing.factor}"
-            measures[f"psnr, {words}"] = functools.partial(_psnr_at, at)
-            measures[f"motion error, {words}"] = functools.partial(_motion_error, at)
+            at, label = 1 + np.flatnonzero(numbers[1:] == k), f"frame {k + 1} of {timing.factor}"
+            measures[f"psnr, {label}"] = functools.partial(_psnr_at, at)
+            measures[f"motion error, {label}"] = functools.partial(_motion_error, at)
     return measures | {
         "psnr, border": functools.partial(_region_psnr, True),
         "psnr, center": functools.partial(_region_psnr, False),
@@ -318,7 +321,7 @@ def _decode(graph: Any, arrays: Any, latents: jax.Array) -> jax.Array:
 def alone(measured: Sequence[ClipMetrics]) -> list[ClipMetrics]:
     """Returns the metrics of the teacher alone and of the student alone."""
     return [
-        ClipMetrics(video=one.video, place=one.place, values=one.alone)
-        for one in measured
-        if isinstance(one, StudentMetrics)
+        ClipMetrics(video=clip.video, place=clip.place, values=clip.alone)
+        for clip in measured
+        if isinstance(clip, StudentMetrics)
     ]

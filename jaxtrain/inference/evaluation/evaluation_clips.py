@@ -25,7 +25,7 @@ from jaxtrain.terminal import Say
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class FrameRange:
     """Frames in a row: a piece, or a part of a video in which none is missing.
 
     Attributes:
@@ -107,10 +107,10 @@ class Clip:
 
     Attributes:
         place: of the clip within the video, 0 to 1.
-        chosen: numbers of the frames in the run, ascending; the last may repeat.
+        chosen: numbers of the frames in the range, ascending; the last may repeat.
     """
 
-    run: Run
+    frame_range: FrameRange
     place: float
     chosen: tuple[int, ...]
     height: int
@@ -120,7 +120,7 @@ class Clip:
         """Decodes the clip, uint8 [T, H, W, 3]."""
         different = sorted(set(self.chosen))
         images = disks.when_readable(
-            lambda: self.run.read(different, self.height, self.width),
+            lambda: self.frame_range.read(different, self.height, self.width),
         )
         return images[np.searchsorted(different, self.chosen)]
 
@@ -153,17 +153,17 @@ def choose(
     with_more = {place * len(usable) // more for place in range(more)}
     shares = [share + (place in with_more) for place in range(len(usable))]
     return [
-        _at(runs, (number + 0.5) / share, frames, height, width)
-        for runs, share in zip(usable, shares, strict=True)
+        _at(ranges, (number + 0.5) / share, frames, height, width)
+        for ranges, share in zip(usable, shares, strict=True)
         for number in range(share)
     ]
 
 
-def _at(runs: Sequence[Run], place: float, frames: int, height: int, width: int) -> Clip:
-    """Returns the clip at a place, 0 to 1, of all that are inside of a run."""
-    counts = sets.clips_in(np.array([run.count for run in runs]), frames, 1)
+def _at(ranges: Sequence[FrameRange], place: float, frames: int, height: int, width: int) -> Clip:
+    """Returns the clip at a place, 0 to 1, of all that are inside of a range."""
+    counts = sets.clips_in(np.array([frame_range.count for frame_range in ranges]), frames, 1)
     number, first = sets.located(counts, round(place * (int(counts.sum()) - 1)))
-    return Clip(runs[number], place, tuple(range(first, first + frames)), height, width)
+    return Clip(ranges[number], place, tuple(range(first, first + frames)), height, width)
 
 
 def from_the_start(
@@ -186,25 +186,25 @@ def from_the_start(
             repeating its last frame; otherwise only the first clip is taken.
     """
     clips = []
-    for runs in _usable(path, flag, 1 if complete else frames, say, None):
-        for run in runs if complete else runs[:1]:
-            every = max(1, round(run.rate / Fraction(fps))) if fps else 1
-            taken = list(range(0, run.count, every))
+    for ranges in _usable(path, flag, 1 if complete else frames, say, None):
+        for frame_range in ranges if complete else ranges[:1]:
+            stride = max(1, round(frame_range.rate / Fraction(fps))) if fps else 1
+            taken = list(range(0, frame_range.count, stride))
             for first in range(0, len(taken) if complete else 1, frames):
                 some = taken[first : first + frames]
                 some += some[-1:] * (frames - len(some))
-                place = (run.first + some[0]) / (runs[-1].first + runs[-1].count)
-                clips.append(Clip(run, place, tuple(some), height, width))
+                place = (frame_range.first + some[0]) / (ranges[-1].first + ranges[-1].count)
+                clips.append(Clip(frame_range, place, tuple(some), height, width))
     return clips
 
 
 def _usable(
     path: str, flag: str, frames: int, say: Say, only: Collection[str] | None
-) -> list[list[Run]]:
-    """Returns the runs with enough frames of each video that has one."""
+) -> list[list[FrameRange]]:
+    """Returns the ranges with enough frames of each video that has one."""
     root = cache.root(None)
     bad = list[BadExample]()
-    videos: list[tuple[str, list[Run]]]
+    videos: list[tuple[str, list[FrameRange]]]
     if sets.is_set(path):
         opened = sets.opened_at(path, flag, root, say)
         videos = [
@@ -214,21 +214,21 @@ def _usable(
     else:
         with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
             videos = []
-            for found in pool.map(_of_video, files.find(path, flag, root, say)):
-                if isinstance(found, BadExample):
-                    bad.append(found)
+            for result in pool.map(_of_video, files.find(path, flag, root, say)):
+                if isinstance(result, BadExample):
+                    bad.append(result)
                 else:
-                    videos.append(found)
+                    videos.append(result)
     usable = []
-    for where, runs in videos:
-        if only is not None and runs and runs[0].name not in only:
+    for path_of_video, ranges in videos:
+        if only is not None and ranges and ranges[0].name not in only:
             continue
-        if long_enough := [run for run in runs if run.count >= frames]:
+        if long_enough := [frame_range for frame_range in ranges if frame_range.count >= frames]:
             usable.append(long_enough)
         else:
-            longest = max((run.count for run in runs), default=0)
+            longest = max((frame_range.count for frame_range in ranges), default=0)
             text = f"is too short: it has {longest} frames in a row, a clip needs {frames}"
-            bad.append(BadExample(where, text))
+            bad.append(BadExample(path_of_video, text))
     for excluded in bad:
         say(f"skipped: {excluded}")
     if not usable:
@@ -239,32 +239,34 @@ def _usable(
     return usable
 
 
-def _of_pieces(video: sets.Video) -> list[Run]:
+def _of_pieces(video: sets.Video) -> list[FrameRange]:
     firsts = itertools.accumulate((piece.frames for piece in video.pieces), initial=0)
     return [
-        Run(video.name, piece.path, piece.span, first, piece.frames, video.rate, piece.look, True)
+        FrameRange(
+            video.name, piece.path, piece.span, first, piece.frames, video.rate, piece.look, True
+        )
         for first, piece in zip(firsts, video.pieces, strict=False)
     ]
 
 
-def _of_video(video: files.VideoFile) -> tuple[str, list[Run]] | BadExample:
-    """Decodes a video to find its runs."""
+def _of_video(video: files.VideoFile) -> tuple[str, list[FrameRange]] | BadExample:
+    """Decodes a video to find its ranges."""
     try:
-        return video.path, disks.when_readable(functools.partial(_runs, video))
+        return video.path, disks.when_readable(functools.partial(_ranges_in, video))
     except BadExample as bad:
         return bad
 
 
-def _runs(video: files.VideoFile) -> list[Run]:
+def _ranges_in(video: files.VideoFile) -> list[FrameRange]:
     reader = Reader(video.path, video.span)
-    runs, number, new = list[Run](), 0, True
+    ranges, number, new = list[FrameRange](), 0, True
     for item in reader:
         if not isinstance(item, Frame):
             new = True
             continue
-        if new or item.look != runs[-1].look:
-            where = (video.name, video.path, video.span)
-            runs.append(Run(*where, number, 0, reader.rate, item.look))
-        runs[-1] = dataclasses.replace(runs[-1], count=runs[-1].count + 1)
+        if new or item.look != ranges[-1].look:
+            source = (video.name, video.path, video.span)
+            ranges.append(FrameRange(*source, number, 0, reader.rate, item.look))
+        ranges[-1] = dataclasses.replace(ranges[-1], count=ranges[-1].count + 1)
         number, new = number + 1, False
-    return runs
+    return ranges

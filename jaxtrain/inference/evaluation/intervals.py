@@ -80,14 +80,14 @@ def signs_test(gaps: np.ndarray) -> float:
     For up to 12 differences all patterns are tried. For more, 20,000 are drawn with a fixed seed,
     and the observed one is added, so that the fraction is never zero.
     """
-    count, seen = len(gaps), abs(float(gaps.sum()))
-    least = seen - 1e-12 * float(np.abs(gaps).sum())  # sums differ in their last digits
+    count, observed = len(gaps), abs(float(gaps.sum()))
+    threshold = observed - 1e-12 * float(np.abs(gaps).sum())  # sums differ in their last digits
     if count <= _EXACT:
         signs = np.array(list(itertools.product((-1, 1), repeat=count)))
-        return float((np.abs(signs @ gaps) >= least).mean())
+        return float((np.abs(signs @ gaps) >= threshold).mean())
     rng = np.random.default_rng(0)
     reached = sum(
-        int((np.abs(rng.choice((-1.0, 1.0), (_CHUNK, count)) @ gaps) >= least).sum())
+        int((np.abs(rng.choice((-1.0, 1.0), (_CHUNK, count)) @ gaps) >= threshold).sum())
         for _ in range(_FLIPS // _CHUNK)
     )
     return (reached + 1) / (_FLIPS + 1)

@@ -162,11 +162,11 @@ class Meter:
                 results[number] = result
                 each_clip()
                 continue
-            bad = result or BadExample(clip.run.path, resumable.KILLS)
-            if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.run.file):
+            bad = result or BadExample(clip.frame_range.path, resumable.KILLS)
+            if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.frame_range.file):
                 raise InputError(
-                    f"{clip.run.file} does not exist on a node of the Ray cluster: use a folder "
-                    "that all nodes share under the same path"
+                    f"{clip.frame_range.file} does not exist on a node of the Ray cluster: use a "
+                    "folder that all nodes share under the same path"
                 )
             say(f"skipped: {bad}")
         for number in sorted(results):
@@ -192,14 +192,21 @@ class Meter:
         features = tuple(of.pop(_FEATURES)[:, 0] for of in of_models if _FEATURES in of)
         values = [{name: float(np.mean(value)) for name, value in of.items()} for of in of_models]
         self._check_numbers(clip, values)
-        measured = ClipMetrics(video=clip.run.name, place=clip.place, values=defined(values))
+        measured = ClipMetrics(
+            video=clip.frame_range.name, place=clip.place, values=defined(values)
+        )
         return Result(measured, features)
 
     def worst(self, clips: Sequence[Clip], measured: Sequence[ClipMetrics]) -> list["Drawn"]:
         """Draws the measured clips with the lowest PSNR, the mean over the models; worst first."""
-        by_place = {(clip.run.name, clip.place): clip for clip in clips}
-        ranked = sorted(measured, key=lambda one: float(np.mean([of["psnr"] for of in one.values])))
-        return [self._drawn(by_place[one.video, one.place], one) for one in ranked[:_WORST]]
+        by_place = {(clip.frame_range.name, clip.place): clip for clip in clips}
+        ranked = sorted(
+            measured, key=lambda metrics: float(np.mean([of["psnr"] for of in metrics.values]))
+        )
+        return [
+            self._drawn(by_place[metrics.video, metrics.place], metrics)
+            for metrics in ranked[:_WORST]
+        ]
 
     def _drawn(self, clip: Clip, measured: ClipMetrics) -> "Drawn":
         rows = list[jax.Array]()
@@ -207,13 +214,13 @@ class Meter:
         video = clip.read()[None]
         for number, (model, values) in enumerate(zip(self.models, measured.values, strict=True)):
             graph, arrays = nnx.split(model.module)
-            shown = _beside(graph, self.compared, arrays, video)
-            rows.append(shown if not number else shown[:, 1:])
+            panel = _beside(graph, self.compared, arrays, video)
+            rows.append(panel if not number else panel[:, 1:])
             of_model = f" {number + 1}" if len(self.models) > 1 else ""
             own = (f"reconstruction{of_model}, {values['psnr']:.1f} dB", f"error{of_model}")
             labels += [samples.ROWS[0], *own] if not number else own
         image = np.asarray(samples.in_a_row(jnp.concatenate(rows, axis=1)))
-        return Drawn(clip.run.name, clip.place, image, tuple(labels))
+        return Drawn(clip.frame_range.name, clip.place, image, tuple(labels))
 
     def rfvd(self) -> list[float]:
         """Returns each model's Fréchet video distance over measured clips; [] without features."""
@@ -226,7 +233,7 @@ class Meter:
         for source, numbers in zip(self.columns, values, strict=True):
             if not np.isfinite(numbers[_ALWAYS_A_NUMBER]):
                 raise InputError(
-                    f"{source} reconstructs {clip.run.name} with NaN/Inf (psnr "
+                    f"{source} reconstructs {clip.frame_range.name} with NaN/Inf (psnr "
                     f"{numbers[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier "
                     "checkpoint"
                 )

@@ -63,8 +63,8 @@ class Storage:
 
     def check(self, channels: int) -> None:
         """Checks that there is one number, or one for each channel."""
-        for name, given in (("scale", self.scale), ("shift", self.shift)):
-            count = len(given)
+        for name, values in (("scale", self.scale), ("shift", self.shift)):
+            count = len(values)
             if count not in (1, channels):
                 raise InputError(
                     f"--{name} has {count} numbers, but the latents have {channels} channels: use "
@@ -109,9 +109,9 @@ def encode(
     }
     if storage.layout != "lhwc":
         about["layout"] = storage.layout
-    for name, given, plain in (("scale", storage.scale, 1.0), ("shift", storage.shift, 0.0)):
-        if given != (plain,):
-            about[name] = ",".join(map(repr, given))
+    for name, values, plain in (("scale", storage.scale, 1.0), ("shift", storage.shift, 0.0)):
+        if values != (plain,):
+            about[name] = ",".join(map(repr, values))
     frames, first, off_s = 0, 0, 0.0
 
     def pixels() -> Iterator[np.ndarray]:
@@ -137,9 +137,9 @@ def encode(
                 rows.add(latent)
                 shape = (rows.count, *latent.shape)
         else:
-            every = np.stack(list(latents))
+            all_latents = np.stack(list(latents))
             axes = (0, 3, 1, 2) if storage.layout == "ntchw" else (3, 0, 1, 2)
-            row = every.transpose(axes)
+            row = all_latents.transpose(axes)
             rows.add(row)
             shape = (1, *row.shape)
         about["frames"] = str(frames)
@@ -192,7 +192,7 @@ class LatentFile:
     def _plain(self, latent_hwC: np.ndarray) -> np.ndarray:
         if self._scale == (1.0,) and self._shift == (0.0,):
             return latent_hwC
-        shift, scale = (np.asarray(one, np.float32) for one in (self._shift, self._scale))
+        shift, scale = (np.asarray(values, np.float32) for values in (self._shift, self._scale))
         return np.asarray((latent_hwC - shift) / scale)
 
     def _floats(self, name: str, plain: float) -> tuple[float, ...]:
@@ -287,8 +287,8 @@ def _numbers(about: dict[str, str], path: Path) -> dict[str, int]:
 
 def _number(name: str, text: str) -> int:
     if len(text) > _MOST_DIGITS or int(text) > _LARGEST:
-        shown = text[:20] + "..." * (len(text) > 20)
-        raise ValueError(f"{name} is {shown!a}, and the limit is {_LARGEST:,}")
+        shortened = text[:20] + "..." * (len(text) > 20)
+        raise ValueError(f"{name} is {shortened!a}, and the limit is {_LARGEST:,}")
     return int(text)
 
 

@@ -745,7 +745,9 @@ def _settings(folder: Path, what: str) -> Mapping[str, Any]:
         raise InputError(f"{what}: its {SETTINGS} cannot be read: {error}") from error
     kind = settings.get("_class_name")
     if kind != CLASS:
-        raise InputError(f"{what} has the class {errors.shown(kind)}: pass a folder of {CLASS}")
+        raise InputError(
+            f"{what} has the class {errors.short_repr(kind)}: pass a folder of {CLASS}"
+        )
     return settings
 
 
@@ -861,7 +863,7 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
         "out_channels": colors if decodes else actual["out_channels"],
     }
     return [
-        f"{name} {errors.shown(actual[name])} instead of {expected[name]}"
+        f"{name} {errors.short_repr(actual[name])} instead of {expected[name]}"
         for name in expected
         if actual[name] != expected[name]
     ]

@@ -73,7 +73,7 @@ class Keeper:
         )
         before = dataclasses.replace(
             state,
-            examples_seen=placed(bad.position.seen),
+            examples_seen=placed(bad.position.examples_seen),
             skip_step=state.skip_step | {"bad_in_a_row": placed(bad.in_a_row)},
             extras={name: state.extras[name] for name in self.target.extras},
         )

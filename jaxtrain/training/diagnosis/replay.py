@@ -150,7 +150,7 @@ class Replay:
 
     def rewound(self, back_to: Position) -> None:
         """The run continues from an earlier checkpoint."""
-        self._last_equal = min(self._last_equal, back_to.done)
+        self._last_equal = min(self._last_equal, back_to.step)
         self._record()
 
     def _record(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxtrain.data.text import documents, kinds, rows
-from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, Section
+from jaxtrain.data.text.documents import SECTION_CHARACTERS, File, FileRange
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
 
@@ -60,7 +60,7 @@ def read(
     file = File(str(path), path.name, size, "")
     if text_field is None and (chosen := rows.choose([file], path.name, "--data.text_field")):
         text_field = chosen.name
-    return Section(file, 0, size, Rows(text_field, bad)).read(skipped or Skipped())
+    return FileRange(file, 0, size, Rows(text_field, bad)).read(skipped or Skipped())
 
 
 def find(pattern: str, say: Callable[[str], None] = print) -> list[File]:
@@ -253,7 +253,7 @@ def test_only_the_first_section_of_a_file_reads_its_beginning(
         raw = Placed(b'{"text": "a b c"}\n' * 1000)
         data = io.BufferedReader(raw, 64)
         monkeypatch.setattr(File, "opened", lambda *_, data=data: contextlib.nullcontext(data))
-        assert list(Section(file, start, stop, Rows("text")).read(Skipped()))
+        assert list(FileRange(file, start, stop, Rows("text")).read(Skipped()))
         assert (min(raw.places) > 8000) == (start > 0)
 
 
@@ -424,7 +424,7 @@ def test_a_line_without_an_end_is_one_bad_line(
     assert list(read(path, None, skipped, 0.5)) == ["short", "short"]
     assert skipped == Skipped(0, 1, "line 2: more than 40 bytes: split it")
     file = File(str(path), path.name, path.stat().st_size, "")
-    half = Section(file, 40, file.size, Rows("text", 0.5))
+    half = FileRange(file, 40, file.size, Rows("text", 0.5))
     assert list(half.read(Skipped())) == ["short"]
 
 
@@ -471,7 +471,7 @@ def test_the_field_is_the_one_that_most_rows_have(tmp_path: Path, layout: str, k
     got = rows.choose([file], "name", "--f")
     assert (got.name if got else None) == wanted
     if got and got.has == got.of:
-        section = Section(file, 0, file.size, Rows(got.name))
+        section = FileRange(file, 0, file.size, Rows(got.name))
         assert len(list(section.read(Skipped()))) == len(every)
 
 
@@ -493,7 +493,7 @@ def test_the_field_is_one_for_a_source(tmp_path: Path) -> None:
     assert chosen.name == "text"
     assert chosen.of > 64 + 90
     file, half = files[0], files[0].size // 2
-    parts = [Section(file, a, b, Rows("text")) for a, b in ((0, half), (half, file.size))]
+    parts = [FileRange(file, a, b, Rows("text")) for a, b in ((0, half), (half, file.size))]
     got = [text for part in parts for text in part.read(Skipped())]
     assert got == [f"a text {number}" for number in range(40_000)]
     assert documents.texts(large, None) == got

@@ -20,7 +20,7 @@ from jaxtrain.data.text import (
     windows,
 )
 from jaxtrain.data.text.layout import Corpus, Rule, Split
-from jaxtrain.data.text.shards import Made, Recipe
+from jaxtrain.data.text.shards import CachedShard, Recipe
 from jaxtrain.data.text.streams import Streams
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import engines
@@ -33,7 +33,7 @@ TEXTS = [f"{' '.join(random.Random(n).choices('abcdef', k=n % 9))} text {n}" for
 
 def made(
     root: Path, name: str, texts: list[str], group_bytes: int = 2**27, recipe: Recipe = RECIPE
-) -> list[Made]:
+) -> list[CachedShard]:
     """The shards of some texts."""
     folder = root / name
     folder.mkdir(parents=True)
@@ -44,11 +44,14 @@ def made(
         patch.setattr(shards, "GROUP_BYTES", group_bytes)
         plan = shards.plan(documents.find(str(folder), "", root, silent), rows.Rows("text"))
     assert shards.prepare(plan, recipe, root, silent, engine=engines.Threads(1))
-    return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
+    return [CachedShard.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
 
 
 def corpus(
-    parts: list[Made], side: Split | None = None, train_split: float = 0.9, most: int | None = None
+    parts: list[CachedShard],
+    side: Split | None = None,
+    train_split: float = 0.9,
+    most: int | None = None,
 ) -> Corpus:
     return Corpus("--data.path x", tuple((one, side) for one in parts), train_split, most)
 
@@ -173,7 +176,7 @@ def test_a_single_document_cannot_be_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("group_bytes", "most"), [(2**27, 2), (2000, 100), (2000, 10**6)])
 def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: int) -> None:
     full = corpus(made(tmp_path, "in", TEXTS, group_bytes))
-    few = dataclasses.replace(full, most=most)
+    few = dataclasses.replace(full, max_documents=most)
     kept = {}
     for split in layout.SPLITS:
         everything = read_back(tmp_path, [full], 0, split)

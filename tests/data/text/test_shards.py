@@ -21,9 +21,9 @@ import tokenizers
 from data.text.small_text import silent
 
 from jaxtrain.data.text import documents, encoding, shards, specials, tokenizer
-from jaxtrain.data.text.documents import File, Section
+from jaxtrain.data.text.documents import File, FileRange
 from jaxtrain.data.text.rows import Rows, Skipped
-from jaxtrain.data.text.shards import COLUMNS, Made, Recipe, Shard
+from jaxtrain.data.text.shards import COLUMNS, CachedShard, Recipe, Shard
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.jobs import engines, resumable
 from jaxtrain.storage import disks
@@ -64,10 +64,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return Recipe(trained.to_str(), "tokenizer.json", False, (specials.SEP,), 120)
 
 
-def prepared(plan: list[Shard], recipe: Recipe, root: Path, **how: Any) -> list[Made]:
+def prepared(plan: list[Shard], recipe: Recipe, root: Path, **how: Any) -> list[CachedShard]:
     root.mkdir(exist_ok=True)
     assert shards.prepare(plan, recipe, root, silent, **({"engine": HERE} | how))
-    return [Made.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
+    return [CachedShard.of(root / shard.folder(recipe), recipe.dtype) for shard in plan]
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -88,7 +88,7 @@ def test_groups_depend_only_on_names_and_sizes_and_change_little() -> None:
     files += [file(f"large-{n}.jsonl", rng.randrange(2**28, 2**30)) for n in range(3)]
     plan = shards.plan(files, ROWS)
     assert shards.plan(rng.sample(files, len(files)), ROWS) == plan
-    sections = [section for shard in plan for section in shard.sections]
+    sections = [section for shard in plan for section in shard.file_ranges]
     covered = Counter[str]()
     for section in sections:
         covered[section.file.name] += section.stop - section.start
@@ -105,17 +105,17 @@ def test_groups_depend_only_on_names_and_sizes_and_change_little() -> None:
 
 def test_equal_names_and_large_files_do_not_divide_without_end() -> None:
     one, two = file("a.txt", 2**27), file("b.txt", 2**28)
-    assert {shard.sections for shard in shards.plan([one, two], ROWS)} == {
-        (Section(one, 0, 2**27, ROWS),),
-        (Section(two, 0, 2**28, ROWS),),
+    assert {shard.file_ranges for shard in shards.plan([one, two], ROWS)} == {
+        (FileRange(one, 0, 2**27, ROWS),),
+        (FileRange(two, 0, 2**28, ROWS),),
     }
     packed = file("c.jsonl.gz", 2**30)  # a stream, whose documents are found only in order
-    assert shards.plan([packed], ROWS) == [Shard((Section(packed, 0, 2**30, ROWS),))]
+    assert shards.plan([packed], ROWS) == [Shard((FileRange(packed, 0, 2**30, ROWS),))]
     (empty,) = shards.plan([file("empty.txt", 0)], ROWS)
     assert empty.size == 0
 
 
-def read(section: Section) -> list[str]:
+def read(section: FileRange) -> list[str]:
     return list(section.read(Skipped()))
 
 
@@ -134,13 +134,13 @@ def test_ranges_of_a_file_have_each_document_once(
     )
     for path in sorted(tmp_path.iterdir()):
         (whole,) = (one for one in found(tmp_path) if one.name == path.name)
-        pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.sections]
+        pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.file_ranges]
         assert len(pieces) == -(-whole.size // size)
         assert [row for piece in pieces for row in read(piece)] == rows
     for name, break_ in (("d.txt", "\n\n"), ("e.txt", "\r\n \r\n"), ("f.md", "\n"), ("g.txt", "")):
         (tmp_path / name).write_bytes(break_.join(rows).encode())
         (whole,) = (one for one in found(tmp_path) if one.name == name)
-        pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.sections]
+        pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.file_ranges]
         parts = ["".join(read(piece)) for piece in pieces]
         joined = break_.join(rows).replace("\r\n", "\n").replace(" ", "").replace("\n", "")
         assert "".join(parts).replace(" ", "").replace("\n", "") == joined
@@ -266,9 +266,9 @@ def test_an_outage_of_the_disk_is_waited_for(
     """In the middle of a file, of which documents have been written."""
     plan = shards.plan(found(make(tmp_path / "in")), ROWS)
     prepared(plan, recipe, tmp_path / "calm")
-    read, tries = Section.read, []
+    read, tries = FileRange.read, []
 
-    def reading(section: Section, *rest: Any) -> Iterator[str]:
+    def reading(section: FileRange, *rest: Any) -> Iterator[str]:
         for number, document in enumerate(read(section, *rest)):
             if section.file.name == "2.jsonl" and number == 2 and len(tries) < 3:
                 tries.append(number)
@@ -277,7 +277,7 @@ def test_an_outage_of_the_disk_is_waited_for(
 
     monkeypatch.setattr(shards, "_CHUNK_CHARACTERS", 500)
     monkeypatch.setattr(disks, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(Section, "read", reading)
+    monkeypatch.setattr(FileRange, "read", reading)
     prepared(plan, recipe, tmp_path / "struck")
     assert len(tries) == 3
     assert contents(tmp_path / "struck") == contents(tmp_path / "calm")
@@ -313,7 +313,7 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, recipe: Recipe, name: str
     path.write_bytes(bytes(path.stat().st_size))
     if name == "manifest.json":
         with pytest.raises(AssertionError):
-            Made.of(made.folder, recipe.dtype)
+            CachedShard.of(made.folder, recipe.dtype)
     else:
         with pytest.raises(RunAgain, match=rf"{name} is damaged: start again, and these tokens"):
             made.verify()

@@ -48,7 +48,7 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     got = opened(folder, cache, more_paths=(str(other),), weights=(1.0, 3.0))
     assert got.files == 9
     assert isinstance(got.train, Mixture)
-    first, second = got.train.parts
+    first, second = got.train.sources
     assert isinstance(first, MaskedSource)
     assert isinstance(second, MaskedSource)
     words = words_of(got)
@@ -212,7 +212,7 @@ def _documents(config: Text) -> tuple[list[str], list[str], list[str]]:
     assert decode is not None
     sides = []
     for source in (sources.train, sources.val):
-        parts = source.parts if isinstance(source, Mixture) else (source,)
+        parts = source.sources if isinstance(source, Mixture) else (source,)
         sides.append([text for part in parts for text in documents_in(token_ids(part), decode)])
     return sides[0], sides[1], lines
 

@@ -84,9 +84,9 @@ def test_tokens_are_those_of_local_files(
     assert (path, "not UTF-8" in reason) == (f"{URL}/broken.txt", True)
     assert any("skipped 1 of 5 files, which are of other kinds: 1 .rst" in line for line in said)
     (file,) = documents.find(f"{URL}/2.jsonl", "--data.path", tmp_path, silent)
-    section = documents.Section(file, 0, file.size, ROWS)
+    section = documents.FileRange(file, 0, file.size, ROWS)
     (here,) = documents.find(str(texts / "2.jsonl"), "--data.path", tmp_path, silent)
-    same = documents.Section(here, 0, here.size, ROWS)
+    same = documents.FileRange(here, 0, here.size, ROWS)
     assert list(section.read(rows.Skipped())) == list(same.read(rows.Skipped()))
 
 
@@ -99,7 +99,7 @@ def test_a_parquet_file_in_a_bucket_is_read_in_parts(
     monkeypatch.setattr(documents, "_OBJECT_BYTES", 256)
     (file,) = documents.find(f"{URL}/a.parquet", "--data.path", tmp_path, silent)
     size, half = file.size, file.size // 2
-    parts = [documents.Section(file, 0, half, ROWS), documents.Section(file, half, size, ROWS)]
+    parts = [documents.FileRange(file, 0, half, ROWS), documents.FileRange(file, half, size, ROWS)]
     read = [list(part.read(rows.Skipped())) for part in parts]
     assert all(read)
     assert [row for part in read for row in part] == texts
@@ -114,7 +114,7 @@ def test_a_changed_object_is_read_again(texts: Path, stored: Bucket, tmp_path: P
     files = documents.find(URL, "--data.path", tmp_path, silent)
     stored.put("corpus/1.txt", b"More words. " * 40)
     with pytest.raises(Unavailable, match=r"corpus/1.txt changed while it was read: start again"):
-        list(documents.Section(files[0], 0, files[0].size, ROWS).read(rows.Skipped()))
+        list(documents.FileRange(files[0], 0, files[0].size, ROWS).read(rows.Skipped()))
 
 
 def test_another_machine_fetches_what_the_bucket_has(

@@ -35,7 +35,7 @@ def clips_of(videos: Path, count: int | None) -> list[tuple[str, float]]:
         clips=count,
         say=lambda line: None,
     )
-    return [(clip.run.name, clip.place) for clip in found]
+    return [(clip.frame_range.name, clip.place) for clip in found]
 
 
 def test_clips_are_spread_evenly(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def numbers_of(films: Path, **how: Any) -> list[tuple[str, list[int]]]:
         str(films), "--data", **size, **how, say=lambda line: None
     )
     return [
-        (clip.run.name, [sample_videos.number_of(image) for image in clip.read()])
+        (clip.frame_range.name, [sample_videos.number_of(image) for image in clip.read()])
         for clip in chosen
     ]
 
@@ -107,10 +107,10 @@ def test_clips_are_read_in_any_order(films: Path) -> None:
 
 
 def test_chosen_videos_only(films: Path) -> None:
-    assert [clip.run.name for clip in chosen(films)] == ["a.mp4", "b.mp4"]
+    assert [clip.frame_range.name for clip in chosen(films)] == ["a.mp4", "b.mp4"]
     said: list[str] = []
     (clip,) = chosen(films, only={"b.mp4", "c.mp4"}, say=said.append)
-    assert clip.run.name == "b.mp4"
+    assert clip.frame_range.name == "b.mp4"
     (line,) = said
     assert "c.mp4: is too short: it has 5 frames in a row, a clip needs 6" in line
     with pytest.raises(InputError, match=r"--data .*films.*: none of \d videos can be used"):
@@ -127,12 +127,12 @@ def prepared(films: Path) -> Path:
 
 def test_clips_of_a_set_are_inside_of_pieces(prepared: Path) -> None:
     clips = chosen(prepared, clips=80)  # of pieces of 16 and 4 frames, and of 16, 16, and 8
-    assert [clip.run.name for clip in clips] == ["a.mp4"] * 40 + ["b.mp4"] * 40
+    assert [clip.frame_range.name for clip in clips] == ["a.mp4"] * 40 + ["b.mp4"] * 40
     starts = {"a.mp4": set[int](), "b.mp4": set[int]()}
     for clip in clips:
         numbers = shown(clip)
         assert numbers == [*range(numbers[0], numbers[0] + 6)]
-        starts[clip.run.name].add(numbers[0])
+        starts[clip.frame_range.name].add(numbers[0])
     assert starts["a.mp4"] == {*range(11)}
     assert starts["b.mp4"] == {*range(11), *range(16, 27), *range(32, 35)}
 
@@ -142,7 +142,7 @@ def test_clips_of_a_complete_set_have_places_in_the_video(prepared: Path) -> Non
     clips = evaluation_clips.from_the_start(
         str(prepared), "--data", **size, frames=8, fps=None, complete=True, say=lambda line: None
     )
-    of_b = [clip for clip in clips if clip.run.name == "b.mp4"]
+    of_b = [clip for clip in clips if clip.frame_range.name == "b.mp4"]
     assert [shown(clip) for clip in of_b] == [[*range(n, n + 8)] for n in range(0, 40, 8)]
     assert [clip.place for clip in of_b] == [0, 0.2, 0.4, 0.6, 0.8]
 

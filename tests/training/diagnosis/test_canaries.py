@@ -47,7 +47,7 @@ class Run:
         )
         self.progress = RunProgress(Path(), Criterion(None, None, "5 texts"))
         for done, value in earlier:  # before this start
-            self.progress.add(Position(done, seen=done), {"val/loss": value})
+            self.progress.add(Position(done, examples_seen=done), {"val/loss": value})
         self.params = {
             name: np.full((4, 3), 0.5, np.float32)
             for name in ("encoder.kernel", "encoder.bias", "layers.0.kernel", "layers.1.kernel")
@@ -62,7 +62,7 @@ class Run:
         values = {"val/loss": 5.0 - done / TOTAL if loss is None else loss}
         validation = Validation(more.pop("values", values), {}, **more)
         state: Any = SimpleNamespace(params={k: jnp.asarray(v) for k, v in self.params.items()})
-        self.progress.add(Position(done, seen=done), validation.values)
+        self.progress.add(Position(done, examples_seen=done), validation.values)
         return self.canaries.judge(state, validation, self.progress)
 
 

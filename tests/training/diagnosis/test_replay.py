@@ -148,13 +148,13 @@ def replays(
     run: Path, step: Any, done: int = 0, uploader: Any = None, await_save: Any = lambda: None
 ) -> tuple[Replay, Saved]:
     saved: Any = Saved(run)
-    progress = RunProgress.read(run, CRITERION, Position(done, seen=done))
+    progress = RunProgress.read(run, CRITERION, Position(done, examples_seen=done))
     names = ["device 0 on host a", "device 1 on host b"]
     return Replay(step, names, saved, progress, done, await_save, print, uploader), saved
 
 
 def recorded(run: Path, done: int = 1000) -> int | None:
-    return RunProgress.read(run, CRITERION, Position(done, seen=done)).last_equal
+    return RunProgress.read(run, CRITERION, Position(done, examples_seen=done)).last_equal
 
 
 def test_a_difference_moves_checkpoints_since_the_last_agreement(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_after_a_rollback_later_steps_no_longer_count(tmp_path: Path) -> None:
     small_checkpoint.write(tmp_path, 3)
     one, saved = replays(tmp_path, Stepping([1, 2], [1, 2], [1, 2], [5, 6]))
     one(3, at(3), {}, SCALARS)
-    one.rewound(Position(done=2))
+    one.rewound(Position(step=2))
     assert saved.last_equal == recorded(tmp_path) == 2  # nor for a start after that
     with pytest.raises(
         RunAgain, match=r"state\.w on 2 devices, so it is unknown which one is wrong;"
