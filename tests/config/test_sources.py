@@ -585,8 +585,6 @@ TAEHV = Recipe(
         "min_frame_delta": "data.min_frame_delta",
         "max_frame_delta": "data.max_frame_delta",
         "flip": "data.flip",
-        "color_jitter": "data.jitter_probability",
-        "blur": "data.blur_probability",
         "batch_size": "data.batch_size",
         "clips_per_video": "data.clips_per_video",
         "latent_channels": "model.latent_channels",
@@ -609,6 +607,7 @@ TAEHV = Recipe(
         "dataset_path|n_demo": "the user's videos, and what is shown",
         "device|ref_dtype|dtype|amp|seraena.use_amp": _SYSTEM,
         "seraena.context": "tests/models/test_adversary.py",
+        "color_jitter|blur": "none, and so no field",
     },
     differs={
         "train_encoder": ("model.freeze", (), "both train, without a teacher"),

@@ -2,8 +2,7 @@
 
 Reading order: :class:`Config`, :class:`VideoAutoencoder`, then `network.py` and `blocks.py`.
 `timing.py` maps frames to latents, `streaming.py` processes videos of any length, `weights.py`
-converts parameters to the reference's names and back, `augment.py` augments training clips on the
-device, and `quality.py` measures reconstructions.
+converts parameters to the reference's names and back, and `quality.py` measures reconstructions.
 
 Shapes: B clips, T frames, H height, W width, 3 colors; P patch size.
 """

@@ -24,7 +24,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
 from jaxtrain.models import wan_network
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
-from jaxtrain.models.video_ae import augment, blocks, lpips, quality, samples, timing
+from jaxtrain.models.video_ae import blocks, lpips, quality, samples, timing
 from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.losses import Adversary, Channels, Perceptual, Teacher
 from jaxtrain.models.weight_table import shapes_of
@@ -230,8 +230,7 @@ class ReconstructionConfig(ModelConfig):
         """Returns the arrays of a batch.
 
         `video` uint8 [B, T, H, W, 3], `weight` float32 [B]; with prepared latents of a teacher also
-        `latents`, float32 [B, L, h, w, C]. Data that are augmented add `augment`, float32 [B, 5]
-        (augment.FACTORS).
+        `latents`, float32 [B, L, h, w, C].
         """
         shape = (batch_size, self.frames, self.height, self.width, 3)
         spec = {
@@ -309,16 +308,12 @@ class Reconstruction(Model):
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the weighted sum of all losses that are on, over clips.
 
-        Color jitter and blur are in what the encoder sees, but not in the target, nor in what a
-        teacher sees.
-
         The metrics are `reconstruction_loss`, `psnr`, and those of the other losses. The losses use
         the reconstruction without clamping, which would remove the gradient of pixels outside [0,
         1]. PSNR is of the clamped reconstruction, as a viewer sees it.
         """
         video, weight_B = _to_float(batch["video"]), batch["weight"]
-        seen = augment.augment(video, batch["augment"]) if "augment" in batch else video
-        out = self._outputs(video, batch, seen)
+        out = self._outputs(video, batch)
         weight = weight_B.sum()
         total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
@@ -445,12 +440,10 @@ class Reconstruction(Model):
         frames = [x.astype(dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
         return self.lpips(*frames).reshape(b, t)
 
-    def _outputs(
-        self, video_BTHW3: jax.Array, batch: Batch, seen_BTHW3: jax.Array | None = None
-    ) -> "_Outputs":
-        """Encodes and decodes a batch; the encoder may see other frames, such as blurred ones."""
+    def _outputs(self, video_BTHW3: jax.Array, batch: Batch) -> "_Outputs":
+        """Encodes and decodes a batch."""
         target = self.timing.target(video_BTHW3)
-        encoded = self.encode(video_BTHW3 if seen_BTHW3 is None else seen_BTHW3)
+        encoded = self.encode(video_BTHW3)
         teacher_latents = self._teacher_latents(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
         decoder_input = teacher_latents if from_teacher and teacher_latents is not None else encoded

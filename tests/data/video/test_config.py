@@ -14,11 +14,7 @@ from jaxtrain.data import sampler, validation, video
 from jaxtrain.data.video import evaluation_clips, pieces
 from jaxtrain.errors import BadExample, InputError
 
-PLAIN: dict[str, Any] = {  # no augmentation
-    "flip": False,
-    "min_crop_scale": 1.0,
-    "jitter_probability": 0.0,
-}
+PLAIN: dict[str, Any] = {"flip": False, "min_crop_scale": 1.0}  # no augmentation
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +75,11 @@ def test_frames_are_consecutive_at_the_drawn_distance(data: Path) -> None:
 
 
 def test_validation_clips_are_centered_and_not_augmented(data: Path) -> None:
-    val = _open(data, min_frame_delta=2, max_frame_delta=4, jitter_probability=1.0).val
+    val = _open(data, min_frame_delta=2, max_frame_delta=4).val
     one, two = val.example(0, _rng(1)), val.example(0, _rng(2))
     np.testing.assert_array_equal(one["video"], two["video"])
     chosen = val.validated(1)
     assert _numbers(val.example(int(chosen.indices[0]), _rng(0))) == [12, 13, 14, 15, 16, 17]
-    assert "augment" not in one
 
 
 @pytest.mark.parametrize("count", [2, 4, 6, 9])
@@ -158,24 +153,6 @@ def test_a_film_counts_as_a_clip_or_by_its_length(tmp_path: Path) -> None:
     worker = pickle.loads(pickle.dumps(train))
     one, two = train.example(15, _rng(5)), worker.example(15, _rng(5))
     np.testing.assert_array_equal(one["video"], two["video"])
-
-
-def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
-    settings = {"jitter_probability": 0.7, "blur_probability": 0.3}
-    train = _open(data, model=sample.model(frames=2, height=16, width=16), **settings).train
-    drawn = np.stack([train.example(0, _rng(seed))["augment"] for seed in range(400)])
-    assert (drawn.shape, drawn.dtype) == ((400, 5), np.float32)
-    jittered = np.any(drawn[:, :4] != (1, 1, 1, 0), axis=1)
-    assert 0.6 < jittered.mean() < 0.8
-    low, high = drawn[jittered, :4].min(axis=0), drawn[jittered, :4].max(axis=0)
-    np.testing.assert_allclose(low, (0.85, 0.85, 0.85, -0.08), atol=0.02)
-    np.testing.assert_allclose(high, (1.15, 1.15, 1.15, 0.08), atol=0.02)
-    assert np.abs(np.corrcoef(drawn[jittered, :4].T) - np.eye(4)).max() < 0.25
-    blurred = drawn[:, 4] > 0
-    assert 0.22 < blurred.mean() < 0.38
-    np.testing.assert_allclose(
-        np.quantile(drawn[blurred, 4], (0, 0.5, 1)), (0.1, 1.05, 2), atol=0.2
-    )
 
 
 def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> None:
