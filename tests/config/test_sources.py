@@ -601,12 +601,11 @@ TAEHV = Recipe(
         "seraena.lr": "model.adversary.peak_lr",
         "seraena.betas": "model.adversary.b1,model.adversary.b2",
         "seraena.weight_decay": "model.adversary.weight_decay",
-        "seraena.grad_clip": "model.adversary.max_grad_norm",
     },
     ignored={
         "dataset_path|n_demo": "the user's videos, and what is shown",
         "device|ref_dtype|dtype|amp|seraena.use_amp": _SYSTEM,
-        "seraena.context": "tests/models/test_adversary.py",
+        "seraena.(context|grad_clip)": "tests/models/test_adversary.py",
         "color_jitter|blur": "none, and so no field",
     },
     differs={

@@ -101,13 +101,6 @@ class ReconstructionConfig(ModelConfig):
             )
 
     def _check_adversary(self, settings: Adversary) -> None:
-        decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
-        if decoded < settings.frames:
-            raise InputError(
-                f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
-                f"has {decoded} reconstructed frames; use that many at most",
-                about=("model.adversary.frames", "model.frames"),
-            )
         crop, most = settings.crop, min(self.height, self.width)
         if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
             raise InputError(
@@ -221,7 +214,6 @@ class ReconstructionConfig(ModelConfig):
                 b1=settings.b1,
                 b2=settings.b2,
                 weight_decay=settings.weight_decay,
-                max_grad_norm=settings.max_grad_norm,
                 start_step=settings.start_step,
             )
         return groups
@@ -554,9 +546,10 @@ def _adversary(config: ReconstructionConfig, rngs: nnx.Rngs) -> Seraena | None:
     settings = config.adversary
     if settings is None:
         return None
+    decoded = config.timing.decoded(config.timing.latent_frames(config.frames))
     return Seraena(
         weight=settings.weight,
-        frames=settings.frames,
+        frames=min(settings.frames, decoded),
         crop=settings.crop,
         replay=settings.replay,
         height=config.height,
