@@ -8,7 +8,7 @@ classes of ``Run.model`` and ``Run.data`` are next to the code that reads them.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from jaxtrain.config import bounds, checks, field_values, invocation, overrides
 
@@ -44,6 +44,7 @@ class Muon(bounds.Section):
     """
 
     section = "optim.muon"
+    first_momentum: ClassVar[float] = 0.85  # as in nanochat and modded-nanogpt
 
     peak_lr: bounds.Positive = 0.02
     """Peak learning rate of the matrices, multiplied by max(1, outputs / inputs)^0.5."""
@@ -54,11 +55,9 @@ class Muon(bounds.Section):
     width."""
     momentum: bounds.Fraction = 0.95
     """Muon momentum after the momentum warm-up."""
-    first_momentum: bounds.Fraction = 0.85
-    """Muon momentum at the first step; it rises linearly to momentum, unless the fall to
-    last_momentum is already below that."""
     momentum_steps: Annotated[int, bounds.Bounds(least=0)] = 300
-    """Length of the momentum warm-up, in steps."""
+    """Length of the momentum warm-up, in steps: from 0.85, linearly to momentum, unless the fall to
+    last_momentum is already below that."""
     last_momentum: bounds.Fraction | None = None
     """Muon momentum at the end of the run, to which it falls linearly during the warm-down of
     optim.schedule trapezoid. None keeps momentum."""
