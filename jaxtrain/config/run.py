@@ -130,17 +130,12 @@ class Optim:
     off."""
     bad_updates: BadUpdates = "rollback"
     """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
-    above bad_norm. off: ignore the norm, and end the run at NaN/Inf, which is known only if each
-    step waits for the one before it; skip: keep the parameters, continue with the next examples,
-    and end the run after bad_in_a_row bad steps; rollback: like skip, but after bad_in_a_row bad
-    steps, restore the newest checkpoint and continue with the examples after the bad ones. A run
-    that NaN/Inf ends saves the state before it for the command find-nan."""
-    bad_norm: bounds.Positive | None = 20.0
-    """Largest gradient norm of a good step, as a multiple of the median of the last 128 good steps.
-    Norms are compared after as many good steps as the warm-up has, and at least 32. None turns it
-    off."""
-    bad_in_a_row: bounds.Count = 10
-    """Number of consecutive bad steps after which the run ends or rolls back."""
+    above 20 times the median of the last 128 good steps (after the warm-up, and at least 32 good
+    steps). off: ignore the norm, and end the run at NaN/Inf, which is known only if each step waits
+    for the one before it; skip: keep the parameters, continue with the next examples, and end the
+    run after ten bad steps in a row; rollback: like skip, but after ten, restore the newest
+    checkpoint and continue with the examples after the bad ones. A run that NaN/Inf ends saves the
+    state before it for the command find-nan."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
