@@ -29,7 +29,6 @@ run = config.Run(
     data=video.Config(
         batch_size=128,  # 8 clips x 8 GPUs x 2 microbatches
         train_split=0.95,
-        min_frame_delta=1,
         max_frame_delta=2,
     ),
     optim=config.Optim(

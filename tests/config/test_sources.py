@@ -581,7 +581,6 @@ TAEHV = Recipe(
         "seraena.use_amp": True,
     },
     ours={
-        "min_frame_delta": "data.min_frame_delta",
         "max_frame_delta": "data.max_frame_delta",
         "flip": "data.flip",
         "batch_size": "data.batch_size",
@@ -606,6 +605,7 @@ TAEHV = Recipe(
         "device|ref_dtype|dtype|amp|seraena.use_amp": _SYSTEM,
         "seraena.(context|grad_clip)": "tests/models/test_adversary.py",
         "color_jitter|blur": "none, and so no field",
+        "min_frame_delta": "always 1, and so no field",
     },
     differs={
         "train_encoder": ("model.freeze", (), "both train, without a teacher"),

@@ -281,8 +281,7 @@ class Clips:
         lengths = np.array([piece.frames for piece in video.pieces])
         if lengths.max() < count:
             raise BadExample(video.path, f"has no {count} frames in a row, as a clip needs")
-        least, largest = self.config.min_frame_delta, self.config.max_frame_delta
-        delta = _pick(least, largest, draws[0])
+        delta = _pick(1, self.config.max_frame_delta, draws[0])
         delta = min(delta, (int(lengths.max()) - 1) // max(count - 1, 1))
         counts = clips_in(lengths, (count - 1) * delta + 1, 1)
         number, first = located(counts, _pick(0, int(counts.sum()) - 1, draws[1]))

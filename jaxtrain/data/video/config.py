@@ -81,10 +81,9 @@ class Config(DataConfig):
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
     border by two. None uses device, unless path was written by prepare clips for larger clips or a
     smaller min_crop_scale."""
-    min_frame_delta: bounds.Count = 1
-    """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: bounds.Count = 2
-    """Largest distance between consecutive frames of a clip, in frames of the file."""
+    """Largest distance between consecutive frames of a training clip, in frames of the file. Each
+    from 1 to this is equally likely; 1 takes every frame."""
     flip: bool = True
     """Mirror half of the training clips left to right."""
     crop: tuple[bounds.Count, bounds.Count] | None = None
@@ -109,12 +108,6 @@ class Config(DataConfig):
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
-        if self.min_frame_delta > self.max_frame_delta:
-            raise InputError(
-                f"data.min_frame_delta ({self.min_frame_delta}) must be at most "
-                f"data.max_frame_delta ({self.max_frame_delta})",
-                about=("data.min_frame_delta", "data.max_frame_delta"),
-            )
         if self.min_crop_scale > self.max_crop_scale:
             raise InputError(
                 f"data.min_crop_scale={self.min_crop_scale} must be at most "
