@@ -526,30 +526,17 @@ class Doctor(OfConfig, Json):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bench(OfConfig, Json):
-    """Measures how fast a config starts, steps, loads data, and saves, on this machine's devices.
-
-    bench ceilings measures the matmul and memory-bandwidth peaks of the first device.
-    """
+    """Measures how fast a config starts, steps, loads data, and saves, on this machine."""
 
     takes_run_flags = True
-    usages = ("bench NAME [flags] [--section.field VALUE ...]", "bench ceilings [--json FILE]")
 
     # Twice this, and what else is measured, ends within the time limit.
     seconds: Annotated[float, "S", Bounds(above=0, most=1200)] = 20.0
     """seconds to measure steps, and again to measure the pipeline (default: 20)"""
     simulate_devices: Annotated[int | None, "N"] = None
     """measure on N virtual CPU devices"""
-    sweep: Literal["batch"] | None = None
-    """also measure other batch sizes"""
     efficiency: _File = None
     """write the measured fraction of the step's serial bound to FILE, for plan --efficiency"""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ceilings(Json):
-    """Measures the matmul and memory-bandwidth peaks of the first device."""
-
-    arguments: tuple[str, ...] = dataclasses.field(default=(), metadata=UNTYPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -695,7 +682,6 @@ TABLE: Mapping[str, type[Command]] = {
     "doctor": Doctor,
     "compare": Compare,
     "bench": Bench,
-    "bench ceilings": Ceilings,
     "configs list": ConfigsList,
     "configs show": ConfigsShow,
     "configs diff": ConfigsDiff,
