@@ -242,7 +242,6 @@ CHOSEN = {
     "models/video_ae/streaming.py _step": "names in its callers",
     "ops/attention.py reproducible_gradients": _LITERAL,
     "inference/export_check.py _of_diffusers": "diffusers_class of the model's class",
-    "inference/export_check.py _of_taehv": "the file that --reference names on the command line",
     "config/help.py _default": _FIELDS,
     "config/help.py _nested": _FIELDS,
     "config/help.py _own_fields": _FIELDS,

@@ -332,7 +332,7 @@ class Export(OfModel):
 
     module = "weights"
     usages = (
-        "export SOURCE OUT.safetensors|OUT.pth [--reference taehv.py]",
+        "export SOURCE OUT.safetensors|OUT.pth",
         "export SOURCE OUT.safetensors|DIR --format comfyui",
         "export SOURCE DIR --format hf [--license NAME]",
         "export SOURCE --push ORG/MODEL [--private] [--license NAME]",
@@ -352,9 +352,6 @@ class Export(OfModel):
     """with --push: the repository must be private"""
     license: Annotated[str | None, "NAME"] = None
     """license to name in the model card, such as apache-2.0 (default: none)"""
-    reference: Annotated[Path | None, "taehv.py"] = None
-    """the published file taehv.py, which is run: with the weights file of a video autoencoder, it
-    must compute the same as jaxtrain (requires PyTorch)"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,10 +48,6 @@ def export_to(flags: commands.Export) -> int:
 
 
 def _check(flags: commands.Export) -> None:
-    if flags.reference is not None and not flags.reference.is_file():
-        raise InputError(
-            f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
-        )
     if flags.push is not None:
         if flags.target is not None:
             raise InputError(f"--push {flags.push} writes no files: drop {flags.target}")
@@ -116,10 +112,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         )
     if not _can_write(loaded.model, folder=folder):
         raise InputError(f"{loaded.source}: {_other_form(loaded.model, name, folder=folder)}")
-    if flags.reference is not None and (folder or loaded.model.task != "reconstruct"):
-        raise InputError(
-            f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
-        )
     if flags.format == "comfyui":
         usual = loaded.model.comfyui_name()
         if target.is_dir():
@@ -146,7 +138,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         target if folder or flags.push is None else target / huggingface.ARRAYS,
         loaded.model,
         loaded.params,
-        flags.reference,
     )
     if folder or flags.push is not None:
         written = model_card.write(
