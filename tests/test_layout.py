@@ -214,7 +214,6 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
 # Places where a variable name chooses code or an attribute, and the origin of that name. It must
 # never come from a file, a URL or the network (SECURITY.md).
 _FIELDS = "fields that the class declares"
-_FLAGS = "flags that the class declares"
 _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
@@ -223,8 +222,6 @@ CHOSEN = {
     "cli/evaluate_student.py load": _LITERAL,
     "inference/teachers.py Own.__init__": _FIELDS,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
-    "cli/weights.py _changed": _FLAGS,
-    "cli/weights.py _refuse_shapes": _FLAGS,
     "models/from_file.py in_weights": _FIELDS,
     "config/bounds.py Section.__post_init__": _FIELDS,
     "config/checks.py _exactly_one": "names in _check_sections",

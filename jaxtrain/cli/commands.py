@@ -369,7 +369,7 @@ class Import(Command):
 
     module = "weights"
     usages = (
-        "import IN.pth|IN.safetensors OUT.safetensors [--trim RULE] [flags]",
+        "import IN.pth|IN.safetensors OUT.safetensors [--trim RULE]",
         "import DIR OUT",
     )
 
@@ -381,12 +381,6 @@ class Import(Command):
     trim: Annotated[Literal["always", "odd_latents", "h3"] | None, "RULE"] = None
     """which frames to drop: always (Hunyuan, Wan, LTX), odd_latents (CogVideoX), or h3 (MiniMax
     H3); only needed if neither the shapes nor the file name, such as taehv.pth, decides"""
-    patch_size: Annotated[int | None, "N", _ONE] = None
-    """patch size to expect (default: from the shapes)"""
-    latent_channels: Annotated[int | None, "N", _ONE] = None
-    """latent channels to expect (default: from the shapes)"""
-    decoder: Literal["base", "super"] | None = None
-    """decoder to expect (default: from the shapes)"""
 
 
 @dataclasses.dataclass(frozen=True)

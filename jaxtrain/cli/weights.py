@@ -16,7 +16,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference import export_check, load
 from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file, video_ae
-from jaxtrain.models.video_ae import network, timing
+from jaxtrain.models.video_ae import timing
 from jaxtrain.storage import atomic, tensor_files
 from jaxtrain.training import state_size
 
@@ -169,9 +169,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
     return _Written(target, name)
 
 
-_SHAPES = ("patch_size", "latent_channels", "decoder")
-
-
 def import_from(flags: commands.Import) -> int:
     """Runs the command."""
     flags = dataclasses.replace(flags, source=hub.local(flags.source))
@@ -194,7 +191,8 @@ def import_from(flags: commands.Import) -> int:
         return _import_recognized(flags, kind.guess(tensors, str(flags.source)), tensors)
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
-    model = _changed(model, flags)
+    if flags.trim is not None:
+        model = _with_trim(model, flags.trim)
     params = model.from_weights(tensors, str(flags.source))
     if weights.ABOUT not in about and flags.trim is None:
         unclear = video_ae.Config.ambiguity(tensors, str(flags.source))
@@ -208,7 +206,7 @@ def import_from(flags: commands.Import) -> int:
 def _import_recognized(
     flags: commands.Import, model: Any, tensors: Mapping[str, np.ndarray]
 ) -> int:
-    _refuse_shapes(flags, "a small video autoencoder")
+    _refuse_trim(flags, "a small video autoencoder")
     params = model.from_weights(tensors, str(flags.source))
     weights.save(flags.target, model, params)
     fields = ", ".join(f"{name} {value}" for name, value in from_file.in_weights(model).items())
@@ -219,14 +217,13 @@ def _import_recognized(
     return 0
 
 
-def _refuse_shapes(flags: commands.Import, other: str) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)]
-    if given:
-        raise InputError(f"{flags.source} is not {other}: drop {', '.join(given)}")
+def _refuse_trim(flags: commands.Import, other: str) -> None:
+    if flags.trim is not None:
+        raise InputError(f"{flags.source} is not {other}: drop --trim")
 
 
 def _import_folder(flags: commands.Import) -> int:
-    _refuse_shapes(flags, "a video autoencoder")
+    _refuse_trim(flags, "a video autoencoder")
     if flags.target.suffix in tensor_files.ENDINGS:
         raise InputError(
             f"OUT {flags.target} must be a folder, because {flags.source} is one, with a tokenizer"
@@ -275,15 +272,8 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
     )
 
 
-def _changed(model: video_ae.Config, flags: commands.Import) -> video_ae.Config:
-    given: dict[str, Any] = {
-        name: getattr(flags, name)
-        for name in (*_SHAPES, "trim")
-        if getattr(flags, name) is not None
-    }
-    if "patch_size" in given:
-        side = network.SPACE_FACTOR * given["patch_size"] * 2
-        given |= {"height": side, "width": side}
-    if given.get("trim") == "h3":
-        given["frames"] = timing.Timing(trim="h3").decoded(2)  # any number that it can take
-    return dataclasses.replace(model, **given)
+def _with_trim(model: video_ae.Config, trim: timing.Trim) -> video_ae.Config:
+    if trim == "h3":  # any number of frames that it can take
+        frames = timing.Timing(trim=trim).decoded(2)
+        return dataclasses.replace(model, trim=trim, frames=frames)
+    return dataclasses.replace(model, trim=trim)
