@@ -1,8 +1,8 @@
 """Configs of text data sets, and the sources of examples that they open.
 
 Both kinds find and tokenize text in the same way (:mod:`jaxtrain.data.text.sources`); an example is
-then one look-up in files of numbers. ``Masked`` gives packed sequences with masked tokens,
-for masked language models; ``Causal`` gives windows of a continuous token stream, for causal ones.
+then one look-up in files of numbers, a window of a continuous token stream. ``Masked`` masks some
+of its tokens, for masked language models; ``Causal`` gives the next tokens, for causal ones.
 """
 
 import dataclasses
@@ -27,10 +27,13 @@ _MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentati
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masked(Text):
-    """Packed sequences for masked language modeling."""
+    """Windows of a token stream for masked language modeling: [CLS], tokens, [SEP].
+
+    A [SEP] is also between documents; they follow each other as for :class:`Causal`.
+    """
 
     input_kind: ClassVar[str | None] = "masked text"
-    form = "sentences"
+    lossless = False
 
     # Fractions of the tokens to predict that become a random token, and that stay unchanged; the
     # others become [MASK]: BERT's (https://arxiv.org/abs/1810.04805).
@@ -73,7 +76,7 @@ class Masked(Text):
         recipe = prepared.recipe
         special = specials.find(tokenizer_file.parsed(recipe.tokenizer, recipe.name), recipe.name)
         specials.check_padding(special, model.pad_id, "the tokenizer")
-        folder, facts = prepared.laid_out(Rule(model.sequence_length, special.sep), say)
+        folder, facts = prepared.laid_out(Rule(model.sequence_length - 2, overlap=0), say)
 
         def make(streams: Streams, fingerprint: str) -> MaskedSource:
             return MaskedSource(
@@ -91,16 +94,13 @@ class Masked(Text):
         parts = _parts(prepared, folder, facts, model.sequence_length, make)
         for split in SPLITS:
             self._check_lost(split, facts, parts[split].values(), model, say)
-        length, sequences = model.sequence_length, _total(facts, "train", "examples")
         return self.opened(
             prepared,
             parts,
             say,
-            f"{_facts(prepared, facts, length)}; "
-            f"padding {100 * _total(facts, 'train', 'padding') / (sequences * length):.2f}% "
-            f"(measured), {100 * _total(facts, 'train', 'cut') / sequences:.0f}% end inside a "
-            f"sentence, {100 * _lost(facts, 'train'):.2f}% of the characters are lost by the "
-            f"tokenizer, vocabulary {recipe.ids:,}",
+            f"{_facts(prepared, facts, model.sequence_length)}; "
+            f"{100 * _lost(facts, 'train'):.2f}% of the characters are lost by the tokenizer, "
+            f"vocabulary {recipe.ids:,}",
         )
 
     def check_length(self, model: Any) -> None:
@@ -157,7 +157,7 @@ class Causal(Text):
     """
 
     input_kind: ClassVar[str | None] = "causal text"
-    form = "exact"
+    lossless = True
 
     tokenizer_kind: TokenizerKind = "byte_bpe"
     """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""
@@ -197,7 +197,7 @@ class Causal(Text):
             model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
         """
         length, recipe = model.sequence_length, prepared.recipe
-        rule = Rule(length, None, self.fit_documents)
+        rule = Rule(length, overlap=1, fit=self.fit_documents)
         folder, facts = prepared.laid_out(rule, say)
         source_of: Callable[..., windows.WindowSource] = windows.WindowSource
         if rule.fit:

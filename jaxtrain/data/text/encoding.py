@@ -1,10 +1,6 @@
-"""Turns documents into token ids, either by sentence or without any loss.
-
-See :data:`jaxtrain.data.text.specials.Form`.
-"""
+"""Turns documents into token ids, and counts what a tokenizer loses."""
 
 import array
-import itertools
 import json
 import re
 import unicodedata
@@ -15,18 +11,7 @@ import numpy as np
 import tokenizers
 
 from jaxtrain.data.text import byte_level, specials, tokenizer, tokenizer_file
-from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import InputError
-
-# A sentence ends at a blank line, at end punctuation with its closing quotes and white space (not
-# after common English titles and initials, not before a lower-case letter), or at a CJK full stop.
-_SENTENCE_END = re.compile(
-    r"\n[^\S\n]*\n\s*"
-    r"|[.!?…][\"'”’)\]]*"  # noqa: RUF001
-    r"(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\b[A-Z]\.)"
-    r"\s+(?![a-z])"
-    r"|[。！？][”’」』]*\s*"  # noqa: RUF001
-)
 
 # Of the kind "bpe": a replacement that loses no visible character.
 _ONE_SPACE = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
@@ -36,14 +21,12 @@ class Encoded(NamedTuple):
     """The tokens of a document.
 
     Attributes:
-        ids: token ids, with the special tokens between documents; empty if it has no tokens.
-        ends: positions after each sentence, without the special tokens; none in the exact form.
+        ids: token ids, after the special tokens between documents; empty if it has no tokens.
         lost: number of characters, without white space, that the tokens do not have: they become
             [UNK], are deleted, or lose an accent. Case is not counted.
     """
 
     ids: "array.array[int]"
-    ends: list[int]
     lost: int
 
 
@@ -51,14 +34,15 @@ class Encoder:
     """Encodes documents.
 
     Args:
-        marks: special tokens after each document, or before each one in the exact form.
+        lossless: whether the tokens must have every byte of a text; otherwise losses are counted.
+        marks: special tokens before each document.
     """
 
-    def __init__(self, content: str, form: Form, marks: tuple[int, ...], name: str) -> None:
-        self._form, self._marks, self._name = form, list(marks), name
+    def __init__(self, content: str, lossless: bool, marks: tuple[int, ...], name: str) -> None:
+        self._lossless, self._marks, self._name = lossless, marks, name
         # Plain, so that a literal "[SEP]" in text becomes ordinary tokens, not the special one.
         self._tokenizer = specials.plain(tokenizer_file.parsed(content, name))
-        if form == "exact":
+        if lossless:
             self._bytes = byte_level.Encoder(self._tokenizer)
             self._lengths_V = byte_level.lengths(self._tokenizer)
         else:
@@ -70,47 +54,35 @@ class Encoder:
         """Encodes documents; the result for each does not depend on the others.
 
         Raises:
-            InputError: the tokenizer fails; or the form is exact, and it loses some of the text.
+            InputError: the tokenizer fails; or it loses text, but must be lossless.
         """
         with tokenizer_file.explained(f"{self._name} fails on a document"):
-            return self._exact(texts) if self._form == "exact" else self._by_sentence(texts)
+            return self._exact(texts) if self._lossless else self._counted(texts)
 
-    def _by_sentence(self, texts: list[str]) -> list[Encoded]:
-        cut = [sentences(text) for text in texts]
-        encoded = iter(self._encode([sentence for of_document in cut for sentence in of_document]))
-        documents = []
-        for of_document in cut:
-            ids, ends, lost = array.array("I"), list[int](), 0
-            for of_sentence, lost_here in itertools.islice(encoded, len(of_document)):
-                lost += lost_here
-                if of_sentence:  # a sentence of control characters has no tokens
-                    ids.extend(of_sentence)
-                    ends.append(len(ids))
-            if not ids and any(map(_has_letters, of_document)):  # to be counted, not omitted
-                ids.append(self._unk)
-                ends.append(1)
-            if ids:
-                ids.extend(self._marks)
-            documents.append(Encoded(ids, ends, lost))
-        return documents
-
-    def _encode(self, texts: list[str]) -> list[tuple[list[int], int]]:
-        """Returns the ids of each text, and how many characters are lost.
+    def _counted(self, texts: list[str]) -> list[Encoded]:
+        """Encodes documents, and counts what is lost.
 
         Offsets and the pre-tokenizer that cuts long words make tokenizing 20% and 10% slower, so
         only texts in which [UNK] occurs without that pre-tokenizer, or that have characters which
         may be lost, are encoded with both.
         """
         fast = self._without_cuts.encode_batch_fast(texts, add_special_tokens=False)
-        result = [(of_text.ids, 0) for of_text in fast]
+        encoded = [(of_text.ids, 0) for of_text in fast]
         risky = self._losses.may_be_lost(texts)
         again = [
-            at for at, (ids, _) in enumerate(result) if self._unk in ids or risky.search(texts[at])
+            at for at, (ids, _) in enumerate(encoded) if self._unk in ids or risky.search(texts[at])
         ]
         slow = self._tokenizer.encode_batch([texts[at] for at in again], add_special_tokens=False)
         for at, of_text in zip(again, slow, strict=True):
-            result[at] = of_text.ids, self._losses.count(texts[at], of_text)
-        return result
+            encoded[at] = of_text.ids, self._losses.count(texts[at], of_text)
+        documents = []
+        for text, (of_document, lost) in zip(texts, encoded, strict=True):
+            if not of_document and _has_letters(text):
+                of_document = [self._unk]  # to be counted, not omitted
+            ids = array.array("I", self._marks if of_document else ())
+            ids.extend(of_document)
+            documents.append(Encoded(ids, lost))
+        return documents
 
     def _exact(self, texts: list[str]) -> list[Encoded]:
         documents = []
@@ -125,7 +97,7 @@ class Encoder:
                     f"{expected:,} bytes, but its tokens stand for {size:,}; pass another "
                     "tokenizer with --data.tokenizer, or omit it to train one"
                 )
-            documents.append(Encoded(ids, [], 0))
+            documents.append(Encoded(ids, 0))
         return documents
 
 
@@ -210,18 +182,3 @@ def _marks(text: str) -> int:
 def _has_letters(text: str) -> bool:
     """Returns whether a text has more than control and format characters and white space."""
     return any(unicodedata.category(c)[0] not in "CZ" for c in text)
-
-
-def sentences(document: str) -> list[str]:
-    """Splits a document into sentences.
-
-    This is a rule of thumb: packed sequences preferably begin and end at these places, and nothing
-    else depends on them. Joined, the sentences are the document without the white space between
-    them.
-    """
-    parts, start = [], 0
-    for match in _SENTENCE_END.finditer(document):
-        parts.append(document[start : match.end()].strip())
-        start = match.end()
-    parts.append(document[start:].strip())
-    return [part for part in parts if part]

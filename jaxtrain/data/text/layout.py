@@ -12,9 +12,8 @@ A folder of the cache has, for each source and split,
 * ``SOURCE.SPLIT.shards``: see :data:`jaxtrain.data.text.streams.SHARD`.
 * ``SOURCE.SPLIT.runs``: uint64 [runs, 2], where the stream continues after each hole: the position
   in the stream, and that in the tokens of the shard.
-* ``SOURCE.SPLIT.spans``: uint64 [examples, 2], start and end of each packed sequence in the stream,
-  or of each row of documents in the pieces.
-* ``SOURCE.SPLIT.pieces``: uint64 [pieces, 3], see :class:`jaxtrain.data.text.packing.Fitted`.
+* ``SOURCE.SPLIT.rows``: uint64 [examples, 2], and ``SOURCE.SPLIT.pieces``: uint64 [pieces, 3], of
+  documents that are fitted into rows: see :class:`jaxtrain.data.text.packing.Fitted`.
 
 For causal models, it also has ``token_bytes``: how many bytes of text each id stands for, int32.
 """
@@ -30,13 +29,12 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxtrain.data import mixture
-from jaxtrain.data.text import byte_level, packing, tokenizer_file, windows
+from jaxtrain.data.text import byte_level, packing, tokenizer_file
 from jaxtrain.data.text.shards import (
     BYTES,
     CHARACTERS,
     COLUMNS,
     DIGEST,
-    ENDS,
     LOST,
     TOKENS,
     Made,
@@ -53,7 +51,7 @@ LaidOut = tuple[Path, list[dict[Split, dict[str, Any]]]]
 TOKEN_BYTES = "token_bytes"
 LARGEST_HELD_OUT = 0.1
 _LEAST_BYTES, _ENOUGH_BYTES, _SMALL_SHARE = 5_000_000, 40_000_000, 0.01
-_VERSION = 1  # of the files, and of the rules for documents, packing, and windows
+_VERSION = 2  # of the files, and of the rules for documents, packing, and windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +80,19 @@ class Rule:
     """What an example is.
 
     Attributes:
-        sep: id of [SEP], for packed sequences; None is for causal models.
+        step: tokens from the beginning of a window to that of the next one; of fitted documents,
+            the targets of a sequence.
+        overlap: further tokens of a window, which the next one begins with.
         fit: whether an example has complete documents; otherwise it is a window.
     """
 
-    sequence_length: int
-    sep: int | None
+    step: int
+    overlap: int
     fit: bool = False
 
-    def key(self) -> tuple[int | str | None, ...]:
-        """Returns JSON values that change with the examples."""
-        return (self.sequence_length, self.sep, *(["fit"] if self.fit else []))
+    def windows(self, length: int) -> int:
+        """Returns how many windows a stream has; the last one may be short."""
+        return -(-max(length - self.overlap, 0) // self.step)
 
 
 def lay_out(
@@ -107,9 +107,8 @@ def lay_out(
 
     Returns:
         The folder, and counts for each source and split: ``documents``, ``tokens``, ``bytes``,
-        ``characters`` and how many of these are ``lost``, ``examples``, and of packed ones
-        ``padding`` (positions) and ``cut`` (examples that end inside a sentence, or pieces that
-        continue a document); and ``sha256``, a digest of the text.
+        ``characters`` and how many of these are ``lost``, ``examples``, and of fitted ones
+        ``padding`` (positions); and ``sha256``, a digest of the text.
 
     Raises:
         InputError: a source has a single document, or there is no text for a split.
@@ -150,12 +149,12 @@ def lay_out(
         for split in SPLITS:
             if not any(facts[split]["examples"] for facts in sources):
                 raise InputError(f"no text to tokenize in the {split} split: add more text")
-        if rule.sep is None:
+        if recipe.lossless:
             tokenizer = tokenizer_file.parsed(recipe.tokenizer, recipe.name)
             (work / TOKEN_BYTES).write_bytes(byte_level.lengths(tokenizer).tobytes())
         return {"sources": sources}
 
-    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], rule.key())
+    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], dataclasses.astuple(rule))
     folder = root / f"layout-{key[:24]}"
     return folder, cache.make_folder(folder, build, say, bucket=bucket)["sources"]
 
@@ -238,9 +237,9 @@ class _Writer(contextlib.ExitStack):
         self.skipped = self._written = 0
         self._counts, self._content = Counter[str](), hashlib.sha256()
         self._pieces_written = 0
-        self._shards, self._runs, self._spans, self._pieces = (
+        self._shards, self._runs, self._rows, self._pieces = (
             self.enter_context(open(f"{prefix}.{name}", "wb"))  # noqa: SIM115 - closed by the stack
-            for name in ("shards", "runs", "spans", "pieces")
+            for name in ("shards", "runs", "rows", "pieces")
         )
 
     def add(self, made: Made, begin: int, end: int, omitted: np.ndarray) -> None:
@@ -264,27 +263,15 @@ class _Writer(contextlib.ExitStack):
         length = int(lengths.sum())
         if self._rule.fit:
             counted = np.diff(table[:, TOKENS].astype(np.int64))[keep]
-            fitted = packing.fit(counted, self._rule.sequence_length)
+            fitted = packing.fit(counted, self._rule.step)
             self._pieces.write(fitted.pieces.astype(np.uint64).tobytes())
             rows = fitted.rows + self._pieces_written
-            self._spans.write(rows.astype(np.uint64).tobytes())
+            self._rows.write(rows.astype(np.uint64).tobytes())
             self._pieces_written += len(fitted.pieces)
-            self._counts.update(padding=fitted.padding, cut=int(fitted.pieces[:, 2].sum()))
+            self._counts.update(padding=fitted.padding)
             examples = len(rows)
-        elif self._rule.sep is None:
-            examples = windows.count(length, self._rule.sequence_length)
         else:
-            tokens, ends = made.tokens(), made.ends()
-            runs = list(zip(starts, stops, positions, strict=True))
-            packed = packing.pack(
-                _joined([tokens[int(a[TOKENS]) : int(b[TOKENS])] for a, b, _ in runs]),
-                _joined([ends[int(a[ENDS]) : int(b[ENDS])] - a[TOKENS] + at for a, b, at in runs]),
-                self._rule.sequence_length,
-                self._rule.sep,
-                self._spans,
-            )
-            self._counts.update(padding=packed.padding, cut=packed.cut)
-            examples = packed.examples
+            examples = self._rule.windows(length)
         if not examples:
             return
         content = np.stack([positions, starts[:, TOKENS]], 1).tobytes()
@@ -307,7 +294,7 @@ class _Writer(contextlib.ExitStack):
     def facts(self) -> dict[str, Any]:
         """Returns the counts and the digest, see :func:`lay_out`."""
         names = ("documents", "tokens", "examples", "bytes", "characters", "lost")
-        counts = {name: self._counts[name] for name in (*names, "padding", "cut")}
+        counts = {name: self._counts[name] for name in (*names, "padding")}
         return {**counts, "sha256": self._content.hexdigest()}
 
 
@@ -317,7 +304,3 @@ def _contained(digests: np.ndarray, in_these: np.ndarray) -> np.ndarray:
         return np.zeros(len(digests), bool)
     at = np.minimum(np.searchsorted(in_these, digests), len(in_these) - 1)
     return in_these[at] == digests
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -79,11 +79,11 @@ class MaskedSource:
     """One split as masked sequences; see :class:`jaxtrain.data.source.Source`.
 
     Attributes:
-        streams: has the sequences, without [CLS] and [SEP] around them.
+        streams: of which a sequence has S - 2 tokens, with [CLS] and [SEP] around them.
         sequence_length: tokens per example, including padding.
         vocab_size: number of ids of the tokenizer; all ids in examples are below it.
         with_segments: add ``segments`` to examples: the document that each token belongs to.
-        fingerprint: digest of the token stream, the tokenizer and the packing. It excludes masking,
+        fingerprint: digest of the token streams, the tokenizer and S. It excludes masking,
             which does not change any example's text, order or number, so a run may resume with
             other masking.
     """
@@ -119,8 +119,7 @@ class MaskedSource:
         )
 
     def _text(self, index: int) -> np.ndarray:
-        shard, _, _ = self.streams.place(index)
-        return self.streams.read(shard, *self.streams.span(index))
+        return self.streams.window(index, self.sequence_length - 2)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns example ``index``, masked with ``rng``: see :func:`mask`."""

@@ -1,20 +1,17 @@
 """Shards: the tokens of a corpus in pieces that are made, and kept in the cache, independently.
 
 Files are grouped by the hashes of their names (:mod:`jaxtrain.data.grouping`), into groups of up to
-128 MB. A file above 256 MB is divided into ranges of its bytes, unless it
-is compressed. Each
-group and each range is a shard, a folder of the cache whose name is a digest of its files and of
+128 MB. A file above 256 MB is divided into ranges of its bytes, unless it is compressed. Each group
+and each range is a shard, a folder of the cache whose name is a digest of its files and of
 all that its tokens depend on. Shards are made by :mod:`jaxtrain.jobs.resumable`.
 
 A shard has all documents of its files, whichever side of a split they are on, sorted by their
 digests. Their side follows from the digest (:mod:`jaxtrain.data.text.layout`), so each split by
 document is one range of the shard, and another split tokenizes nothing again.
 
-* ``tokens``: the ids as uint16, or as uint32 for more than 65,536 ids. Their contents depend on the
-  form (:data:`jaxtrain.data.text.specials.Form`): sentences, with a [SEP] after each document, or
-  every byte, with a <|bos|> before each document.
-* ``ends``: uint64, the position after each sentence; empty in the exact form.
-* ``documents.npy``: uint64 [documents, 6], see :data:`COLUMNS`.
+* ``tokens``: the ids as uint16, or as uint32 for more than 65,536 ids, with a <|bos|> before each
+  document for causal models, and a [SEP] for masked ones.
+* ``documents.npy``: uint64 [documents, 5], see :data:`COLUMNS`.
 * ``manifest.json``: number of documents, digest, broken files, and number of rows that are not
   used; size of the documents.
 """
@@ -37,20 +34,18 @@ from jaxtrain.data.text import kinds
 from jaxtrain.data.text.documents import File, Section
 from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.rows import Rows, Skipped
-from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.jobs import cache, limits, record, resumable, worker_process
 from jaxtrain.jobs.engines import Engine, Processes, Worker
 from jaxtrain.storage import disks
 from jaxtrain.terminal import Say
 
-COLUMNS = DIGEST, TOKENS, ENDS, BYTES, CHARACTERS, LOST = range(6)
-"""Of a document: its :func:`digest`; positions after its last token and its
-last sentence; its size in bytes of UTF-8 and in characters; how many of these are lost
-(:class:`jaxtrain.data.text.encoding.Encoded`)."""
+COLUMNS = DIGEST, TOKENS, BYTES, CHARACTERS, LOST = range(5)
+"""Of a document: its :func:`digest`; the position after its last token; its size in bytes of UTF-8
+and in characters; how many of these are lost (:class:`jaxtrain.data.text.encoding.Encoded`)."""
 GROUP_BYTES = 2**27
 LARGE_BYTES = 2**28  # of a file that is divided
-_VERSION = 3  # of the files and all rules that determine their contents: change it with those
+_VERSION = 4  # of the files and all rules that determine their contents: change it with those
 # Shards at once. With 30 ms per request, one alone takes 0.33 s, and each of eight 0.05 s.
 _FETCHES = 8
 _CHUNK_CHARACTERS = 1 << 20  # encoded together
@@ -61,12 +56,13 @@ class Recipe:
     """What tokens depend on besides the text.
 
     Attributes:
-        marks: special tokens between documents.
+        lossless: whether tokens must have every byte of the text.
+        marks: special tokens before each document.
     """
 
     tokenizer: str
     name: str
-    form: Form
+    lossless: bool
     marks: tuple[int, ...]
     ids: int
 
@@ -79,7 +75,7 @@ class Recipe:
     def key(self) -> str:
         """A digest of all but the name."""
         content = hashlib.sha256(self.tokenizer.encode()).hexdigest()
-        return cache.digest(_VERSION, content, self.form, self.marks)
+        return cache.digest(_VERSION, content, self.lossless, self.marks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +188,7 @@ def prepare(
 def _begin(recipe: Recipe, few: bool, worker: Worker) -> resumable.Make:
     if few:  # fewer shards than cores: the library's threads use the others
         os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    encoder = Encoder(recipe.tokenizer, recipe.form, recipe.marks, recipe.name)
+    encoder = Encoder(recipe.tokenizer, recipe.lossless, recipe.marks, recipe.name)
     return functools.partial(_make, recipe, encoder)
 
 
@@ -248,34 +244,33 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-_Mark = tuple[int, int, int]
+_Mark = tuple[int, int]
 
 
 class _Writer(contextlib.ExitStack):
     """Writes documents in the order of reading, then sorts them.
 
-    Memory holds 48 bytes for each document, and less than 130 in :meth:`finish`; few of their
-    tokens and sentences.
+    Memory holds 40 bytes for each document, and less than 130 in :meth:`finish`; few of their
+    tokens.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
         super().__init__()
         self._folder, self._dtype = folder, dtype
-        # The columns of each document, with numbers of tokens and ends instead of positions.
+        # The columns of each document, with the number of tokens instead of the position.
         self._rows = array.array("Q")
         self._file = self.enter_context(open(folder / "unsorted", "w+b"))  # noqa: SIM115
-        self._ends = self.enter_context(open(folder / "unsorted-ends", "w+b"))  # noqa: SIM115
 
     def mark(self) -> _Mark:
         """Returns the present state, for :meth:`reset`."""
-        return self._file.tell(), len(self._rows), self._ends.tell()
+        return self._file.tell(), len(self._rows)
 
     def reset(self, mark: _Mark) -> None:
         """Drops what was added after a mark."""
-        for file, at in ((self._file, mark[0]), (self._ends, mark[2])):
-            file.seek(at)
-            file.truncate()
-        del self._rows[mark[1] :]
+        at, rows = mark
+        self._file.seek(at)
+        self._file.truncate()
+        del self._rows[rows:]
 
     def add(self, texts: list[str], encoded: list[Encoded]) -> None:
         """Adds documents; those without tokens are omitted."""
@@ -283,45 +278,31 @@ class _Writer(contextlib.ExitStack):
             if not document.ids:
                 continue
             data = text.encode()
-            counts = len(document.ids), len(document.ends), len(data), len(text), document.lost
+            counts = len(document.ids), len(data), len(text), document.lost
             self._rows.extend((digest(data), *counts))
-            self._ends.write(np.asarray(document.ends, np.uint32).tobytes())
             ids = np.frombuffer(document.ids, np.uint32)
             self._file.write(ids.astype(self._dtype).tobytes())
 
     def finish(self) -> tuple[str, int, int]:
         """Writes the files of the shard; returns their digest, and count and bytes of documents."""
         self._file.flush()
-        self._ends.flush()
         rows = np.frombuffer(self._rows, np.uint64).reshape(-1, len(COLUMNS))
         order = np.argsort(rows[:, DIGEST], kind="stable")
         tokens = _mapped(Path(self._file.name), self._dtype)
-        token_starts, end_starts = (
-            np.cumsum(rows[:, column], dtype=np.uint64) - rows[:, column]
-            for column in (TOKENS, ENDS)
-        )
+        starts = np.cumsum(rows[:, TOKENS], dtype=np.uint64) - rows[:, TOKENS]
         content = hashlib.sha256()
-        ends = _mapped(Path(self._ends.name), np.dtype(np.uint32))
-        position = np.uint64(0)
-        tokens_path, ends_path = self._folder / "tokens", self._folder / "ends"
-        with open(tokens_path, "wb") as tokens_file, open(ends_path, "wb") as ends_file:
+        with open(self._folder / "tokens", "wb") as tokens_file:
             for number in order.tolist():
-                start, count = int(token_starts[number]), int(rows[number, TOKENS])
+                start, count = int(starts[number]), int(rows[number, TOKENS])
                 data = tokens[start : start + count].tobytes()
                 content.update(data)
                 tokens_file.write(data)
-                if sentences := int(rows[number, ENDS]):
-                    start = int(end_starts[number])
-                    ends_file.write((ends[start : start + sentences] + position).tobytes())
-                position += np.uint64(count)
         rows = rows[order]
-        for column in (TOKENS, ENDS):
-            rows[:, column] = np.cumsum(rows[:, column], dtype=np.uint64)
+        rows[:, TOKENS] = np.cumsum(rows[:, TOKENS], dtype=np.uint64)
         content.update(rows.tobytes())
         np.save(self._folder / "documents.npy", rows)
-        del tokens, ends
+        del tokens
         os.unlink(self._file.name)
-        os.unlink(self._ends.name)
         return content.hexdigest(), len(rows), int(rows[:, BYTES].sum())
 
 
@@ -378,16 +359,8 @@ class Made:
 
     @property
     def documents(self) -> np.ndarray:
-        """The documents: uint64 [documents, 6], mapped."""
+        """The documents: uint64 [documents, 5], mapped."""
         return np.asarray(np.load(self.folder / "documents.npy", mmap_mode="r"))
-
-    def tokens(self) -> np.ndarray:
-        """Maps the ids."""
-        return _mapped(self.folder / "tokens", self.dtype)
-
-    def ends(self) -> np.ndarray:
-        """Maps the ends of sentences."""
-        return _mapped(self.folder / "ends", np.dtype(np.uint64))
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -35,7 +35,6 @@ from jaxtrain.data.text import (
 from jaxtrain.data.text.layout import SPLITS, Corpus, Rule, Split
 from jaxtrain.data.text.rows import Rows
 from jaxtrain.data.text.shards import Made, Recipe, Shard
-from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.jobs import cache, resumable
@@ -93,8 +92,8 @@ class _Source:
 class Text(DataConfig):
     """Where text comes from and how it is loaded."""
 
-    form: ClassVar[Form]
-    """Which parts of the documents the tokens keep."""
+    lossless: ClassVar[bool]
+    """Whether the tokens must have every byte of the documents."""
     most_workers: ClassVar[int | None] = 8
     """Largest number of workers chosen for a host: one core makes more than a million tokens per
     second (benchmarks/LOG.md, "Text input")."""
@@ -262,13 +261,13 @@ class Text(DataConfig):
             self._samples(sources),
             vocab_size=model.vocab_size,
             kind=self.tokenizer_kind,
-            form=self.form,
+            lossless=self.lossless,
             given=self._given_tokenizer(model, say),
             folder=root,
             say=say,
             bucket=bucket,
         )
-        recipe = _recipe(tokenizer_path, self.form)
+        recipe = _recipe(tokenizer_path, self.lossless)
         if recipe.ids < model.vocab_size:
             say(
                 f"the tokenizer has {recipe.ids} ids and model.vocab_size is {model.vocab_size}: "
@@ -498,17 +497,13 @@ class Text(DataConfig):
         return Corpus(source.name, used, train_split, source.most)
 
 
-def _recipe(path: Path, form: Form) -> Recipe:
+def _recipe(path: Path, lossless: bool) -> Recipe:
     """Returns what the tokens depend on, for a ``tokenizer.json``."""
     read = tokenizer_file.read(path)
-    marks = (
-        specials.marks(read, path).before
-        if form == "exact"
-        else (specials.find(read, str(path)).sep,)
-    )
+    marks = specials.marks(read, path).before if lossless else (specials.find(read, str(path)).sep,)
     ids = 1 + max(read.get_vocab().values())
     content = path.read_text(encoding="utf-8")
-    return Recipe(content, str(path), form, marks, ids)
+    return Recipe(content, str(path), lossless, marks, ids)
 
 
 def _report_skipped(made: Iterable[Made], say: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ user may use RoBERTa's or GPT-2's names, at any id; special tokens are found by 
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jaxtrain.config import bounds
 from jaxtrain.data.text import transformers_files
@@ -31,18 +31,13 @@ CAUSAL = (
 )
 _BEGINS = (CAUSAL[0], "<|begin_of_text|>", "<|endoftext|>", "<s>")
 
-# How a token stream represents documents. "sentences": sentences without the white space between
-# them, [SEP] after each document, for masked language models. "exact": every byte, <|bos|> before
-# each document, for causal ones.
-Form = Literal["sentences", "exact"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Specials:
     """Ids of the special tokens; the defaults are those of tokenizers trained here.
 
     Attributes:
-        sep: end of a document, and of a sequence.
+        sep: between documents, and at the end of a sequence.
         others: further special ids of the tokenizer.
     """
 

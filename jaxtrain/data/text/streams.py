@@ -48,14 +48,18 @@ class Streams:
         before = int(table["examples"][shard - 1]) if shard else 0
         return shard, index - before, int(table["tokens"][shard])
 
-    def span(self, index: int) -> tuple[int, int]:
-        """Returns begin and end of a packed example: in its shard's stream, or in the pieces."""
-        start, stop = _file(f"{self.prefix}.spans", "uint64").read(2 * index, 2 * index + 2)
-        return int(start), int(stop)
+    def window(self, index: int, step: int, overlap: int = 0) -> np.ndarray:
+        """Returns the ids of an example that is a window of a shard's stream.
+
+        Windows follow each other every ``step`` tokens, and have ``overlap`` tokens of the next.
+        """
+        shard, number, length = self.place(index)
+        return self.read(shard, number * step, min((number + 1) * step + overlap, length))
 
     def pieces(self, index: int) -> list[list[int]]:
         """Returns the pieces of an example: see :class:`jaxtrain.data.text.packing.Fitted`."""
-        first, last = self.span(index)
+        rows = _file(f"{self.prefix}.rows", "uint64").read(2 * index, 2 * index + 2)
+        first, last = map(int, rows)
         numbers = _file(f"{self.prefix}.pieces", "uint64").read(3 * first, 3 * last)
         return [list(map(int, piece)) for piece in numbers.reshape(-1, 3)]
 

@@ -31,7 +31,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.data.text import byte_level, specials, tokenizer_file
-from jaxtrain.data.text.specials import CLS, SEP, Form
+from jaxtrain.data.text.specials import CLS, SEP
 from jaxtrain.data.text.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
@@ -265,18 +265,18 @@ def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
     return kept + [_CONTINUES + c for c in kept if c in continuing]
 
 
-def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.Tokenizer:
-    """Reads a ``tokenizer.json`` and checks that it fits the model and the form.
+def load(path: Path, vocab_size: int, *, lossless: bool) -> tokenizers.Tokenizer:
+    """Reads a ``tokenizer.json`` and checks that it fits the model.
 
     Raises:
         InputError: no such file, not a tokenizer, too many entries, missing special tokens, or a
-            lossy tokenizer if ``form`` is ``exact``.
+            lossy tokenizer although it must be ``lossless``.
     """
     if not path.is_file():
         raise InputError(f"--data.tokenizer {path}: no such file; pass a tokenizer.json")
     tokenizer = tokenizer_file.read(path)
     # Messages have only the path: the file may be from model.init_from or a checkpoint.
-    if form == "exact":
+    if lossless:
         byte_level.check(tokenizer, str(path))
         specials.marks(tokenizer, path)
     else:

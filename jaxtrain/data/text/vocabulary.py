@@ -7,7 +7,6 @@ from typing import Any
 from jaxtrain.data.text import tokenizer
 from jaxtrain.data.text.rows import Skipped
 from jaxtrain.data.text.shards import Shard, digest
-from jaxtrain.data.text.specials import Form
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.jobs import cache
 from jaxtrain.storage import disks
@@ -31,7 +30,7 @@ def prepare(
     *,
     vocab_size: int,
     kind: tokenizer.Kind,
-    form: Form,
+    lossless: bool,
     given: Path | None,
     folder: Path,
     say: Say,
@@ -41,14 +40,14 @@ def prepare(
 
     Args:
         vocab_size: entries to train, or the limit for a given tokenizer.
-        form: which parts of the text tokens must represent; a given tokenizer is checked for it.
+        lossless: whether tokens must have every byte of the text; a given tokenizer is checked.
         given: a ``tokenizer.json``; None trains one.
 
     Raises:
         InputError: the given tokenizer does not fit, or the vocabulary is too small for the kind.
     """
     if given is not None:
-        tokenizer.load(given, vocab_size, form)
+        tokenizer.load(given, vocab_size, lossless=lossless)
         return given
     tokenizer.check_size_for(kind, vocab_size)
 

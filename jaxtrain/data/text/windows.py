@@ -64,9 +64,7 @@ class WindowSource:
 
     def _tokens(self, index: int) -> np.ndarray:
         """Returns at most S + 1 tokens, of which all but the first are predicted."""
-        shard, number, length = self.streams.place(index)
-        start = number * self.sequence_length
-        return self.streams.read(shard, start, min(start + self.sequence_length + 1, length))
+        return self.streams.window(index, self.sequence_length, overlap=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +89,3 @@ class FittedSource(WindowSource):
 @functools.lru_cache(4)
 def _bytes_of(path: str) -> np.ndarray:
     return numbers_of(path, "int32")
-
-
-def count(length: int, sequence_length: int) -> int:
-    """Returns how many windows a stream has: each token but the first is a target once."""
-    return -(-max(length - 1, 0) // sequence_length)

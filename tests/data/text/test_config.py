@@ -8,7 +8,7 @@ from data.text.small_text import Model, opened, sequences, silent, words_of, wri
 
 from jaxtrain.data.quarantine import BrokenFileLimit, Quarantine
 from jaxtrain.data.source import Source
-from jaxtrain.data.text import Masked, encoding, stdlib_corpus
+from jaxtrain.data.text import Masked, stdlib_corpus
 from jaxtrain.data.text.masking import masked_count
 from jaxtrain.data.text.specials import CLS, PAD, SEP
 from jaxtrain.errors import InputError
@@ -35,9 +35,7 @@ def test_every_token_of_the_corpus_occurs_once(folder: Path, cache: Path) -> Non
         got.append(" ".join(map(str, ids)))
     sides = [0, 0]
     for path in folder.iterdir():
-        ids = []
-        for sentence in encoding.sentences(path.read_text()):
-            ids += words.encode(sentence, add_special_tokens=False).ids
+        ids = words.encode(path.read_text(), add_special_tokens=False).ids
         document = " ".join(map(str, ids))
         (side,) = (number for number in (0, 1) if document in got[number])
         assert got[side].count(document) == 1

@@ -1,4 +1,4 @@
-"""Documents as token ids, by sentence or without any loss."""
+"""Documents as token ids, and what is lost."""
 
 import array
 from typing import Any
@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxtrain.data.text import byte_level, encoding, tokenizer
-from jaxtrain.data.text.specials import NAMES, Form
+from jaxtrain.data.text.specials import NAMES
 from jaxtrain.errors import InputError
 
 TEXTS = [
@@ -23,18 +23,18 @@ TEXTS = [
 ]
 
 
-def encoder(words: tokenizers.Tokenizer, form: Form, *marks: int) -> encoding.Encoder:
-    return encoding.Encoder(words.to_str(), form, marks, "tokenizer.json")
+def encoder(words: tokenizers.Tokenizer, lossless: bool, mark: int) -> encoding.Encoder:
+    return encoding.Encoder(words.to_str(), lossless, (mark,), "tokenizer.json")
 
 
 def test_exact_tokens_have_every_byte_of_every_document() -> None:
     words = byte_level.train(TEXTS, 280)
-    encoded = encoder(words, "exact", 0)(TEXTS)
+    encoded = encoder(words, True, 0)(TEXTS)
     for text, document in zip(TEXTS, encoded, strict=True):
         assert document.ids[0] == 0
         assert words.decode(list(document.ids[1:]), skip_special_tokens=False) == text
-        assert (document.ends, document.lost) == ([], 0)
-    assert encoder(words, "exact", 0)(TEXTS[2:3]) == encoded[2:3]
+        assert document.lost == 0
+    assert encoder(words, True, 0)(TEXTS[2:3]) == encoded[2:3]
 
 
 def test_a_lossy_tokenizer_that_passes_the_check_is_caught() -> None:
@@ -43,26 +43,7 @@ def test_a_lossy_tokenizer_that_passes_the_check_is_caught() -> None:
     lossy.normalizer = tokenizers.normalizers.Replace("größer", "gr")
     byte_level.check(lossy, "it")
     with pytest.raises(InputError, match=r"loses text: .* has \d+ bytes, but its tokens stand for"):
-        encoder(lossy, "exact", 0)(TEXTS)
-
-
-def test_documents_are_split_into_sentences() -> None:
-    text = (
-        'Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town! "Why?" he said. He left...\n'
-        "A line\nthat goes on\n \n= A title =\n\nThe end. (Really.) 「終わり。」はい。"
-    )
-    assert encoding.sentences(text) == [
-        "Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town!",
-        '"Why?" he said.',
-        "He left...",
-        "A line\nthat goes on",
-        "= A title =",
-        "The end.",
-        "(Really.)",
-        "「終わり。」",
-        "はい。",
-    ]
-    assert encoding.sentences(" \n") == []
+        encoder(lossy, True, 0)(TEXTS)
 
 
 def lossy(
@@ -110,16 +91,16 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_characters_that_are_deleted_changed_or_unknown_are_counted(name: str) -> None:
     words, text, lost = LOSSES[name]
-    encode = encoder(words, "sentences", 3)
+    encode = encoder(words, False, 3)
     for documents in ([text], ["he", text, "hehe"], [text, text]):
         counted = [encoded.lost for encoded in encode(documents)]
         assert counted == [lost if document == text else 0 for document in documents]
-    assert encode([text])[0].ids[-1] == 3  # also a document without tokens is one
+    assert encode([text])[0].ids[0] == 3  # also a document without tokens is one
 
 
 def test_losses_are_counted_with_long_words_and_case_is_none() -> None:
     words = tokenizer.train(["the longest of these words is here " * 4], 100)
-    encode = encoder(words, "sentences", 3)
+    encode = encoder(words, False, 3)
     assert [document.lost for document in encode(["THE WORDS", "es" * 200, "x ☃"])] == [0, 0, 2]
     assert encode(["thé x the\u0301"])[0].lost == 1 + 3 + 3  # each word; a mark is in its character
-    assert encode(["\u200b"])[0] == encoding.Encoded(array.array("I"), [], 1)
+    assert encode(["\u200b"])[0] == encoding.Encoded(array.array("I"), 1)

@@ -17,8 +17,6 @@ from jaxtrain.data.text import (
     layout,
     rows,
     shards,
-    specials,
-    tokenizer,
     windows,
 )
 from jaxtrain.data.text.layout import Corpus, Rule, Split
@@ -28,8 +26,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.jobs import engines
 
 TRAINED = byte_level.train(["a few words"], 300)
-RECIPE = Recipe(TRAINED.to_str(), "", "exact", (0,), 300)
-WINDOWS = Rule(7, None)
+RECIPE = Recipe(TRAINED.to_str(), "", True, (0,), 300)
+WINDOWS = Rule(7, overlap=1)
 TEXTS = [f"{' '.join(random.Random(n).choices('abcdef', k=n % 9))} text {n}" for n in range(300)]
 
 
@@ -63,7 +61,7 @@ def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> l
     source = windows.WindowSource(
         streams=streams,
         token_bytes=str(folder / layout.TOKEN_BYTES),
-        sequence_length=WINDOWS.sequence_length,
+        sequence_length=WINDOWS.step,
         fingerprint="",
     )
     ids = small_text.token_ids(source)
@@ -78,10 +76,10 @@ def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> l
 def test_fitted_rows_have_complete_documents_of_their_side(tmp_path: Path, length: int) -> None:
     """Also with holes in the streams; a row depends only on its number."""
     parts = made(tmp_path, "in", TEXTS, 2000)
-    rule, held_out = Rule(length, None, True), TEXTS[::7]
+    rule, held_out = Rule(length, overlap=1, fit=True), TEXTS[::7]
     corpora = [corpus(parts, "train"), corpus(made(tmp_path, "val", held_out), "val")]
     folder, facts = layout.lay_out(corpora, rule, RECIPE, tmp_path, silent)
-    assert folder != layout.lay_out(corpora, Rule(length, None), RECIPE, tmp_path, silent)[0]
+    assert folder != layout.lay_out(corpora, Rule(length, 1), RECIPE, tmp_path, silent)[0]
     want = {"train": set(TEXTS) - set(held_out), "val": set(held_out)}
     for number, split in enumerate(layout.SPLITS):
         totals = facts[number][split]
@@ -107,11 +105,7 @@ def test_fitted_rows_have_complete_documents_of_their_side(tmp_path: Path, lengt
                 TRAINED.decode(ids[a + 1 : b]) for a, b in itertools.pairwise([*starts, None])
             }
         assert predicted == totals["bytes"] == sum(len(text.encode()) for text in want[split])
-        if length == 100:  # longer than each document
-            assert texts == want[split]
-            assert totals["cut"] == 0
-        else:
-            assert totals["cut"] > 0
+        assert (texts == want[split]) == (length == 100)  # longer than each document
 
 
 @pytest.mark.parametrize("group_bytes", [2**27, 2000])
@@ -190,35 +184,29 @@ def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: i
     assert sum(map(len, kept.values())) == min(most, 300)
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("group_bytes", [2**27, 2000])
-def test_packed_sequences_cover_a_stream_with_holes(tmp_path: Path, group_bytes: int) -> None:
-    """As if the documents that validate had never been there."""
-    trained = tokenizer.train(TEXTS, 60).to_str()
-    recipe = Recipe(trained, "", "sentences", (specials.SEP,), 60)
-    parts = made(tmp_path, "in", TEXTS, group_bytes, recipe)
-    validating = corpus(made(tmp_path, "val", TEXTS[::4], recipe=recipe), "val")
-    rule = Rule(12, specials.SEP)
-    folder, facts = layout.lay_out(
-        [corpus(parts, "train"), validating], rule, recipe, tmp_path, silent
+def test_windows_cover_streams_with_holes(tmp_path: Path, group_bytes: int, overlap: int) -> None:
+    """As if the documents that validate had never been there. Windows do not cross shards."""
+    parts = made(tmp_path, "in", TEXTS, group_bytes)
+    validating = corpus(made(tmp_path, "val", TEXTS[::4]), "val")
+    rule = Rule(12, overlap)
+    corpora = [corpus(parts, "train"), validating]
+    folder, facts = layout.lay_out(corpora, rule, RECIPE, tmp_path, silent)
+    train, ids, streams = facts[0]["train"], list[int](), set[int]()
+    shards_of = Streams(str(tmp_path), str(folder / "0.train"), "uint16", train["examples"])
+    for index in range(train["examples"]):
+        shard, number, length = shards_of.place(index)
+        window = shards_of.window(index, rule.step, overlap).tolist()
+        assert len(window) == min(rule.step + overlap, length - number * rule.step)
+        assert (shard in streams) == (number > 0)
+        ids += window[overlap if number else 0 :]
+        streams.add(shard)
+    assert len(streams) == len(parts)
+    assert len(ids) == train["tokens"]
+    assert sorted(small_text.documents_in(ids, TRAINED.decode)) == sorted(
+        text for text in TEXTS if text not in TEXTS[::4]
     )
-    without = [text for text in TEXTS if text not in TEXTS[::4]]
-    alone = corpus(made(tmp_path, "alone", without, recipe=recipe), "train")
-    other, same = layout.lay_out([alone, validating], rule, recipe, tmp_path, silent)
-    train = facts[0]["train"]
-    if group_bytes == 2000:  # examples do not cross shards
-        assert train["documents"] == len(without)
-        assert train["padding"] > same[0]["train"]["padding"]
-        return
-    names = ("documents", "tokens", "examples", "bytes", "padding", "cut", "characters")
-    assert {name: train[name] for name in names} == {n: same[0]["train"][n] for n in names}
-    assert train["examples"] > 100
-    sequences = []
-    for where in (folder, other):
-        streams = Streams(str(tmp_path), str(where / "0.train"), "uint16", train["examples"])
-        sequences.append(
-            [streams.read(0, *streams.span(n)).tolist() for n in range(train["examples"])]
-        )
-    assert sequences[0] == sequences[1]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def found(folder: Path) -> list[File]:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     trained = tokenizer.train([text(seed) for seed in range(50)], 120)
-    return Recipe(trained.to_str(), "tokenizer.json", "sentences", (specials.SEP,), 120)
+    return Recipe(trained.to_str(), "tokenizer.json", False, (specials.SEP,), 120)
 
 
 def prepared(plan: list[Shard], recipe: Recipe, root: Path, **how: Any) -> list[Made]:
@@ -161,26 +161,20 @@ def test_a_shard_has_the_tokens_of_every_document_in_the_order_of_digests(
         key=lambda one: hashlib.sha256(one.encode()).digest()[:8],
     )
     wanted: list[int] = []
-    ends, rows = [], []
+    rows = []
     for document in every:
-        unknown = 0
-        for sentence in encoding.sentences(document):
-            encoded = words.encode(sentence, add_special_tokens=False)
-            wanted += encoded.ids
-            ends.append(len(wanted))
-            spans = zip(encoded.ids, encoded.offsets, strict=True)
-            unknown += sum(end - start for id, (start, end) in spans if id == specials.UNK)
-        wanted.append(specials.SEP)
+        encoded = words.encode(document, add_special_tokens=False)
+        wanted += [specials.SEP, *encoded.ids]
+        spans = zip(encoded.ids, encoded.offsets, strict=True)
+        unknown = sum(end - start for id, (start, end) in spans if id == specials.UNK)
         head = int.from_bytes(hashlib.sha256(document.encode()).digest()[:8], "big")
         assert shards.digest(document.encode()) == head
-        row = head, len(wanted), len(ends), len(document.encode()), len(document)
-        rows.append((*row, unknown))
-    assert made.tokens().dtype == np.uint16
-    assert made.tokens().tolist() == wanted
-    assert made.ends().tolist() == ends
-    assert made.documents.tolist() == [list(row) for row in rows]
+        rows.append([head, len(wanted), len(document.encode()), len(document), unknown])
+    tokens = np.fromfile(made.folder / "tokens", np.uint16)
+    assert tokens.tolist() == wanted
+    assert made.documents.tolist() == rows
     assert made.documents.shape == (20, len(COLUMNS))
-    assert (made.tokens() == specials.SEP).sum() == 20  # a "[SEP]" in the text is ordinary text
+    assert (tokens == specials.SEP).sum() == 20  # a "[SEP]" in the text is ordinary text
 
 
 def test_chunks_processes_and_parts_do_not_change_shards(
@@ -204,7 +198,7 @@ def test_chunks_processes_and_parts_do_not_change_shards(
     assert done == [False, False, True]
     assert contents(tmp_path / "two") == contents(tmp_path / "three") == expected
     assert contents(root) == expected
-    assert len(expected) == 4 * len(plan)
+    assert len(expected) == 3 * len(plan)
 
 
 def test_a_shard_is_made_once_until_its_files_change(
@@ -231,7 +225,7 @@ def test_a_shard_is_made_once_until_its_files_change(
         (folder / name).write_text(json.dumps({"text": name}))
         assert 1 <= fresh() <= 3
         assert fresh() == 0
-    other = Recipe(recipe.tokenizer, "elsewhere", "sentences", (specials.SEP,), 120)
+    other = Recipe(recipe.tokenizer, "elsewhere", False, (specials.SEP,), 120)
     assert fresh(other) == 0
     assert fresh(rows=Rows("body")) > 4
 
@@ -304,11 +298,11 @@ def test_a_worker_that_is_killed_is_reported_with_its_files(tmp_path: Path, reci
 
 def test_large_vocabularies_use_wider_ids(recipe: Recipe) -> None:
     for ids, width in ((2**16, 2), (2**16 + 1, 4)):
-        wide = Recipe(recipe.tokenizer, "", "sentences", (specials.SEP,), ids)
+        wide = Recipe(recipe.tokenizer, "", False, (specials.SEP,), ids)
         assert wide.dtype.itemsize == width
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "tokens", "documents.npy", "ends"])
+@pytest.mark.parametrize("name", ["manifest.json", "tokens", "documents.npy"])
 def test_a_damaged_shard_is_made_again(tmp_path: Path, recipe: Recipe, name: str) -> None:
     """Its files keep their sizes, as after a crash. Two records of it would disagree forever."""
     plan = shards.plan(found(make(tmp_path / "in")), ROWS)
@@ -328,9 +322,9 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, recipe: Recipe, name: str
     assert contents(tmp_path / "cache") == before
 
 
-def test_the_ends_of_sentences_take_no_memory(tmp_path: Path) -> None:
+def test_tokens_take_no_memory_before_they_are_sorted(tmp_path: Path) -> None:
     """A compressed file of 42 GB of text is one shard."""
-    many = encoding.Encoded(array.array("I", [7] * 10_000), [*range(10_000)], 0)
+    many = encoding.Encoded(array.array("I", [7] * 10_000), 0)
     with shards._Writer(tmp_path, np.dtype("uint16")) as writer:
         writer.add(["a"], [many])
         mark = writer.mark()
@@ -344,6 +338,5 @@ def test_the_ends_of_sentences_take_no_memory(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
         assert writer.finish()[1] == 101
-    ends = np.fromfile(tmp_path / "ends", np.uint64)
-    np.testing.assert_array_equal(ends, np.arange(101 * 10_000))
-    assert {path.name for path in tmp_path.iterdir()} == {"tokens", "ends", "documents.npy"}
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "tokens", np.uint16), [7] * 101 * 10_000)
+    assert {path.name for path in tmp_path.iterdir()} == {"tokens", "documents.npy"}

@@ -68,7 +68,7 @@ def _prepared(path: object, cache_dir: object, said: list[str] | None = None) ->
 
 def _tokens(prepared: Prepared) -> list[tuple[bytes, ...]]:
     ((made, _),) = prepared.corpora[0].shards
-    return [(made.folder / name).read_bytes() for name in ("tokens", "ends", "documents.npy")]
+    return [(made.folder / name).read_bytes() for name in ("tokens", "documents.npy")]
 
 
 def test_tokens_are_those_of_local_files(

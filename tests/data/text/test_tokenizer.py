@@ -92,16 +92,16 @@ def test_load_checks_the_file(tmp_path: Path) -> None:
     words.enable_padding(length=50)
     words.enable_truncation(10)
     words.save(str(path))
-    assert len(tokenizer.load(path, 300).encode("a " * 30).ids) == 32
+    assert len(tokenizer.load(path, 300, lossless=False).encode("a " * 30).ids) == 32
     with pytest.raises(
         InputError, match=r"300 ids, but model.vocab_size is 299: set --model.vocab_size 300"
     ):
-        tokenizer.load(path, 299)
+        tokenizer.load(path, 299, lossless=False)
     with pytest.raises(InputError, match="no such file"):
-        tokenizer.load(tmp_path / "gone.json", 300)
+        tokenizer.load(tmp_path / "gone.json", 300, lossless=False)
     path.write_text(json.dumps({"a": 1}))
     with pytest.raises(InputError, match=r"not a tokenizer.json"):
-        tokenizer.load(path, 300)
+        tokenizer.load(path, 300, lossless=False)
 
 
 def test_the_tokenizer_of_a_model_is_found_beside_it(tmp_path: Path) -> None:
@@ -195,13 +195,15 @@ def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
 def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     given(SPECIALS, offset=100).save(str(path))
-    assert specials.find(tokenizer.load(path, 200), "") == specials.Specials(*range(100, 105))
+    assert specials.find(tokenizer.load(path, 200, lossless=False), "") == specials.Specials(
+        *range(100, 105)
+    )
     roberta = ("<s>", "<unk>", "<pad>", "</s>", "<mask>", "<extra>")
     expected = specials.Specials(pad=2, unk=1, cls=0, sep=3, mask=4, others=(5,))
     assert specials.find(given(roberta), "it") == expected
     given(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
     with pytest.raises(InputError, match=r"has no \[MASK\] \(<mask>\): add them as special tokens"):
-        tokenizer.load(path, 200)
+        tokenizer.load(path, 200, lossless=False)
 
 
 @pytest.mark.parametrize("alphabet", ["ACGT", "ACDEFGHIKLMNPQRSTVWY", "กขคงจฉชซ", "가나다라마바"])

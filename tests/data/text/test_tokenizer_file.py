@@ -48,7 +48,7 @@ def test_a_broken_tokenizer_is_reported_in_one_line(
 ) -> None:
     parts, message = BROKEN[name]
     path = written(**parts)
-    for read in (tokenizer.of_source, lambda path: tokenizer.load(path, 100)):
+    for read in (tokenizer.of_source, lambda path: tokenizer.load(path, 100, lossless=False)):
         with pytest.raises(InputError) as error:
             read(path)
         assert message in str(error.value)
@@ -107,7 +107,7 @@ def test_a_regex_that_never_ends_is_reported_in_one_line(
     words = tokenizer_file.read(path)
     with pytest.raises(InputError, match=r"fails on the text: Onig: .*retry-limit-in-match over"):
         tokenizer_file.ids(words, "a" * 40)
-    encoder = encoding.Encoder(path.read_text(), "sentences", (0,), str(path))
+    encoder = encoding.Encoder(path.read_text(), False, (0,), str(path))
     with pytest.raises(InputError, match=r"fails on a document: Onig: .*retry-limit"):
         encoder(["a" * 40])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.data.text import streams, windows
+from jaxtrain.data.text.layout import Rule
 from jaxtrain.data.text.streams import SHARD, Streams
 from jaxtrain.data.text.windows import WindowSource
 
@@ -34,7 +35,7 @@ def source(
     starts = [0, *holes]
     runs = [(start, start + 3 * number) for number, start in enumerate(starts)]
     np.array(runs, np.uint64).tofile(folder / "a.runs")
-    examples = windows.count(length, sequence_length)
+    examples = Rule(sequence_length, overlap=1).windows(length)
     np.array((b"shard", length, 0, len(runs), examples), SHARD).tofile(folder / "a.shards")
     (np.arange(3000) % 7).astype(np.int32).tofile(folder / "token_bytes")
     return WindowSource(
@@ -91,7 +92,7 @@ def test_a_window_depends_only_on_its_index(tmp_path: Path) -> None:
 
 
 def test_a_stream_of_one_token_predicts_nothing(tmp_path: Path) -> None:
-    assert len(source(tmp_path, 1)) == windows.count(0, 8) == 0
+    assert len(source(tmp_path, 1)) == Rule(8, overlap=1).windows(0) == 0
 
 
 def test_large_ids_are_not_truncated(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_more_shards_than_open_files(tmp_path: Path) -> None:
         shard = tmp_path / f"shard-{number}"
         shard.mkdir()
         (1000 + np.arange(number + 2)).astype(np.uint16).tofile(shard / "tokens")
-        examples += windows.count(number + 2, 8)
+        examples += Rule(8, overlap=1).windows(number + 2)
         rows.append((shard.name.encode(), number + 2, number, 1, examples))
     of = source(tmp_path, 3)
     np.array(rows, SHARD).tofile(tmp_path / "a.shards")
