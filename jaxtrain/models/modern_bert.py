@@ -164,12 +164,7 @@ class Config(masked.MaskedConfig):
         layers = bounds.entry(content, "num_hidden_layers", bounds.LAYERS, source)
         wanted = [_KINDS[bool(number % GLOBAL_EVERY)] for number in range(layers)]
         expected = _FIXED | {"layer_types": wanted, "rope_scaling": None}
-        other = [
-            f"{name}={errors.shown(content[name])} (here {value!r})"
-            for name, value in expected.items()
-            if content.get(name, value) != value
-        ]
-        if other:
+        if other := bounds.differing(content, expected):
             raise InputError(f"{source}: this network is not ModernBERT: {', '.join(other)}")
         pad_id = content.get("pad_token_id", 50_283)  # transformers' own
         local = content.get("local_attention", 128)
