@@ -59,22 +59,20 @@ def main(flags: commands.Checkpoints) -> int:
 
     Checkpoints that were moved to ``aside/`` do not count.
     """
-    if flags.keep_aside and not flags.prune:
-        raise InputError("--keep-aside N requires --prune")
     damaged: dict[str, str] = {}  # in a bucket
     given, stored = flags.directory, bucket.is_bucket(str(flags.directory))
     shown = str(given)
     if stored:
         shown = bucket.normalized(shown, "DIR")
         if flags.prune:
-            _prune_bucket(Bucket(shown), flags.keep_aside)
+            _prune_bucket(Bucket(shown))
         at_work = lease.holder(Bucket(shown))
         given = remote.run_to_read(shown, cache.root(None), terminal.warn, damaged)
     run = _run_of(given, shown)
     atomic.check_writable("--json", flags.json)
     if not stored:
         if flags.prune:
-            _prune(run, flags.keep_aside)
+            _prune(run)
         at_work = lock.holder(run)
     saved = CheckpointCandidates(run)
     try:
@@ -102,21 +100,21 @@ def main(flags: commands.Checkpoints) -> int:
     return 1 if any(finding.verdict != "verified" for finding in counted) else 0
 
 
-def _prune(run: Path, keep: int) -> None:
+def _prune(run: Path) -> None:
     try:
         with lock.released():
             store = _store_of_run(Folder(run))
             lock.hold(run, terminal.warn)
-            _pruned(store, keep)
+            _pruned(store)
     except OSError as error:
         raise disk_trouble(error, f"{run} cannot be changed", "make it writable") from error
 
 
-def _prune_bucket(folder: Bucket, keep: int) -> None:
+def _prune_bucket(folder: Bucket) -> None:
     store, held = _store_of_run(BucketFolder(folder)), lease.Lease(folder, terminal.warn)
     held.acquire()
     try:
-        _pruned(store, keep)
+        _pruned(store)
     finally:
         held.release()
 
@@ -128,8 +126,8 @@ def _store_of_run(place: Place) -> CheckpointStore:
     return store
 
 
-def _pruned(store: CheckpointStore, keep: int) -> None:
-    names = store.prune(keep)
+def _pruned(store: CheckpointStore) -> None:
+    names = store.prune()
     store.collect()
     terminal.out(f"deleted {formats.counted(len(names), 'checkpoint')} of {store.place.shown}")
 

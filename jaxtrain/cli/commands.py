@@ -615,8 +615,6 @@ class Checkpoints(Json):
     _: dataclasses.KW_ONLY
     prune: bool = False
     """first delete the checkpoints in aside/; the run must not be active"""
-    keep_aside: Annotated[int, "N"] = 0
-    """with --prune, keep the N with the latest steps"""
 
 
 @dataclasses.dataclass(frozen=True)
