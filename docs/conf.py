@@ -2,17 +2,21 @@
 
 The pages are plain Markdown that reads well in a repository, so nothing in them is for Sphinx. The
 rest is added while it reads them: the navigation, from the lists of links in README.md; the
-docstrings, on the page of the Python modules; and plain words in place of links that leave docs/.
+docstrings, on the page of the Python modules; the help of every command; and plain words in place
+of links that leave docs/.
 """
 
 import re
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS))
+import reference  # noqa: E402  # docs/reference.py
 
 project = "jaxtrain"
 author = "The jaxtrain authors"
@@ -79,6 +83,8 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
         text += "\n\n" + navigation(text) + "\n"
     if name == "reference/python":
         text = modules(text)
+    if name == "reference/commands":
+        text = reference.written(text, site=True)
     source[0] = without_links_outside(name, text)
 
 

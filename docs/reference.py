@@ -1,15 +1,18 @@
 """Writes what the documentation takes from the code: ``python docs/reference.py``.
 
 In a page, the text between ``<!-- NAME: ... -->`` and ``<!-- end -->`` is generated; all else is
-written by hand. A test fails where a page differs from what this writes.
+written by hand. A test fails where a page differs from what this writes. The site has more: all of
+what ``--help`` prints, which a checkout prints itself.
 """
 
 import ast
+import collections
 import contextlib
 import io
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,16 +36,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def of_metrics(group: metrics.Group, prefix: str) -> str:
-    """The metrics of one group."""
-    return table(
-        ("metric", "unit", "models", "meaning"),
-        (
-            (f"`{prefix}/{name}`", metric.unit or "\N{EN DASH}", metric.models, metric.meaning)
-            for name, metric in metrics.METRICS.items()
-            if group in metric.groups
-        ),
-    )
+def of_metrics(*groups: metrics.Group) -> str:
+    """The metrics of some groups, with a column of models if they differ."""
+    rows = []
+    for name, metric in metrics.METRICS.items():
+        shown = [group for group in groups if group in metric.groups]
+        prefixes = ["val" if group == "validation" else "train" for group in shown]
+        if shown:
+            names = ", ".join(f"`{prefix}/{name}`" for prefix in prefixes)
+            rows.append((names, metric.unit or "\N{EN DASH}", metric.models, metric.meaning))
+    if all(models == "all" for _, _, models, _ in rows):
+        return table(("metric", "unit", "meaning"), [(row[0], row[1], row[3]) for row in rows])
+    return table(("metric", "unit", "models", "meaning"), rows)
 
 
 def exit_codes() -> str:
@@ -62,11 +67,37 @@ def run_directory() -> str:
     )
 
 
+# A flag in a help text, with the lines of its meaning.
+_FLAG = re.compile(r"^  (--[\w-]+).*\n?(?:   .*\n?)*", re.MULTILINE)
+
+
 def command_help() -> str:
-    """What each command prints with ``--help``, on a terminal of 80 columns."""
-    return "\n".join(
-        f"## {name}\n\n```text\n{_help(*words)}\n```\n" for name, words in _commands().items()
-    )
+    """What each command prints with ``--help``, on a terminal of 80 columns.
+
+    A flag that three or more commands describe alike is described once, at the end.
+    """
+    helps = {name: _help(*words) + "\n" for name, words in _commands().items()}
+    flags = (match[0] for text in helps.values() for match in _FLAG.finditer(text))
+    count = collections.Counter(map(_words, flags))
+    shared = {text for text, number in count.items() if number > 2}
+
+    def own(text: str) -> str:
+        kept = _FLAG.sub(lambda flag: "" if _words(flag[0]) in shared else flag[0], text)
+        names = [flag[1] for flag in _FLAG.finditer(text) if _words(flag[0]) in shared]
+        return kept + (f"  see below: {', '.join(names)}\n" if names else "")
+
+    sections = {name: own(text) for name, text in helps.items()}
+    sections["Flags of several commands"] = "".join(sorted(map(_aligned, shared)))
+    return "\n".join(f"## {name}\n\n```text\n{text}```\n" for name, text in sections.items())
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _aligned(flag: str) -> str:
+    name, value, meaning = flag.split(" ", 2)
+    return f"  {name} {value}\n{textwrap.indent(textwrap.fill(meaning, 72), ' ' * 6)}\n"
 
 
 def _commands() -> dict[str, tuple[str, ...]]:
@@ -147,19 +178,19 @@ def configs() -> str:
 
 
 def plans() -> str:
-    """The shipped plans of the configs."""
-    return table(
-        ("config", "GPUs", "GiB per GPU", "seconds per step", "hours", "jax"),
+    """The shipped plans of the configs that are for GPUs."""
+    rows = [row for row in shipped.rows() if not row.config.startswith(("demo", "shakespeare"))]
+    compiled = " and ".join(sorted({row.jax for row in rows}))
+    return f"Compiled by jax {compiled}.\n\n" + table(
+        ("config", "GiB per GPU", "seconds per step", "hours"),
         (
             (
                 f"`{row.config}`",
-                f"{row.gpus} x {row.gpu.upper()}",
                 f"{row.needed_gib:.1f} of {row.capacity_gib:.1f}",
                 "{:.3g} to {:.3g}".format(*row.step_s),
                 "\N{EN DASH}" if row.hours is None else "{:.3g} to {:.3g}".format(*row.hours),
-                row.jax,
             )
-            for row in shipped.rows()
+            for row in rows
         ),
     )
 
@@ -174,10 +205,10 @@ def _config_row(name: str) -> tuple[str, str, str, str]:
     batch = str(run.data.batch_size)
     if len(factors) > 1:
         batch += f" = {' x '.join(factors)}"
-    sharded = {"params": "parameters (ZeRO-3)", "optimizer": "optimizer (ZeRO-2)", "none": ""}
+    sharded = {"params": "ZeRO-3", "optimizer": "ZeRO-2", "none": ""}
     sharding = sharded[mesh.shard] if mesh.fsdp > 1 else ""
     if sharding and mesh.data > 1:
-        sharding += ", inside a node"
+        sharding += " inside a node"
     summary = files.docstring(name).partition("\n")[0].rstrip(".")
     return f"`{name}`", summary, batch, sharding or "\N{EN DASH}"
 
@@ -202,51 +233,25 @@ CORE = (
 
 
 def core() -> str:
-    """The files of the core: the first line of each docstring, and the number of lines."""
-    rows, total = [], 0
+    """The files of the core, with the first line of each docstring."""
+    rows = []
     for name in CORE:
-        text = (DOCS.parent / "jaxtrain" / name).read_text()
-        lines, first = len(text.splitlines()), ast.get_docstring(ast.parse(text)) or ""
-        total += lines
+        first = ast.get_docstring(ast.parse((DOCS.parent / "jaxtrain" / name).read_text())) or ""
         summary = first.partition("\n")[0].replace("``", "`")
-        rows.append((f"[{name}](../jaxtrain/{name})", summary, f"{lines:,}"))
-    return table(("file", "content", "lines"), [*rows, ("", "", f"{total:,}")])
-
-
-def published_results() -> str:
-    """The published results of each protocol of ``evaluate``."""
-    from jaxtrain.inference.protocols import PROTOCOLS
-
-    return table(
-        ("protocol", "network", "PSNR (dB)", "SSIM", "LPIPS", "rFVD"),
-        (
-            (
-                f"`{name}`",
-                result.model,
-                f"{result.psnr:.2f}",
-                "\N{EN DASH}" if result.ssim is None else f"{result.ssim:.3f}",
-                f"{result.lpips:.3f} ({protocol.lpips})",
-                "\N{EN DASH}" if result.rfvd is None else f"{result.rfvd:.1f}",
-            )
-            for name, protocol in PROTOCOLS.items()
-            for result in protocol.published
-        ),
-    )
+        rows.append((f"[{name}](../jaxtrain/{name})", summary))
+    return table(("file", "content"), rows)
 
 
 def study(name: str) -> str:
-    """The answers of a study of `benchmarks/study.py`."""
+    """The answers of a study of `benchmarks/study.py`: a row for each verdict, and the rest."""
     answers = DOCS.parent / "benchmarks" / "studies" / name / "answers.json"
-    return table(
-        (
-            *("change", "metric", "at equal", "difference (95% at every look)", "relative"),
-            *("verdict", "pairs", "hours"),
-        ),
-        (
-            (change, *_study_row(answer))
-            for change, answer in json.loads(answers.read_text()).items()
-        ),
-    )
+    rows = [(change, *_study_row(one)) for change, one in json.loads(answers.read_text()).items()]
+    head = ("change", "at equal", "difference (95% at every look)", "relative", "verdict", "pairs")
+    decided = [row for row in rows if "undecided" not in row]
+    open_ = "; ".join(f"{row[0]} {row[2]}" for row in rows if "undecided" in row)
+    parts = [table(head, decided)] if decided else []
+    parts += [textwrap.fill(f"Undecided: {open_}.", 120) + "\n"] if open_ else []
+    return "\n".join(parts)
 
 
 def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
@@ -259,41 +264,40 @@ def _study_row(answer: dict[str, Any]) -> tuple[str, ...]:
     )
     baseline = sum(pair["a"] for pair in pairs) / len(pairs)
     return (
-        f"`{answer['metric']}`",
         answer["at"],
         f"{center:+.4f} ({low} to {high})",
         f"{100 * center / baseline:+.2f}%",
         answer["verdict"],
         str(len(pairs)),
-        f"{answer['seconds'] / 3600:.1f}",
     )
 
 
 GENERATED: dict[str, Callable[[], str]] = {
     "configs": configs,
     "plans": plans,
-    "training-metrics": lambda: of_metrics("training", "train"),
-    "validation-metrics": lambda: of_metrics("validation", "val"),
-    "speed-metrics": lambda: of_metrics("speed", "train"),
-    "hardware-metrics": lambda: of_metrics("hardware", "train"),
+    "quality-metrics": lambda: of_metrics("training", "validation"),
+    "speed-metrics": lambda: of_metrics("speed"),
+    "hardware-metrics": lambda: of_metrics("hardware"),
     "exit-codes": exit_codes,
     "run-directory": run_directory,
-    "commands": command_help,
+    "commands": lambda: f"```text\n{_help('--help')}\n```\n",
     "fields": config_fields,
     "core": core,
-    "published-results": published_results,
     "study-language": lambda: study("language"),
     "study-video": lambda: study("video"),
     "study-fine-tuning": lambda: study("fine_tuning"),
     "study-encoder": lambda: study("encoder"),
 }
+# What the site has in place of a marked part.
+ON_THE_SITE = {"commands": command_help}
 
 
-def written(page: str) -> str:
+def written(page: str, site: bool = False) -> str:
     """The page with every marked part as the code has it today."""
+    parts = {**GENERATED, **ON_THE_SITE} if site else GENERATED
 
     def filled(match: re.Match[str]) -> str:
-        return f"{match['head']}\n{GENERATED[match['name']]()}\n{match['foot']}"
+        return f"{match['head']}\n{parts[match['name']]()}\n{match['foot']}"
 
     return _MARKED.sub(filled, page)
 

@@ -38,39 +38,32 @@ FILES = {
     "config.json": "the resolved config",
     "metrics.jsonl": "one JSON object per logged step, with full precision; "
     "see [metrics](metrics.md)",
-    "history.jsonl": "for each start of the run: the hardware, the memory, computation and time "
-    "that a step needs according to `plan`, the seconds of each phase, and how it ended",
+    "history.jsonl": "for each start of the run: the hardware, the plan of a step, the seconds of "
+    "each phase, and how it ended",
     "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
-    "samples/": "from each validation, with labels: original, reconstruction, and error (black: "
-    "none; white: a quarter of the range) as an image and as a clip, and the channels of the "
-    "latents; for causal language models, `text_STEP.txt`",
+    "samples/": "from each validation: original, reconstruction, and error (white: a quarter of "
+    "the range) as an image and as a clip, and the channels of the latents; for causal language "
+    "models, `text_STEP.txt`",
     run_marker.NAME: "marks this folder as a run's; written before anything else",
     own_files.START: "what the run was told to start from, until it has saved a checkpoint",
     "checkpoints/STEP.json": "the newest checkpoints: each is a pointer to a folder in "
-    "`checkpoints/files/`, with the sizes and checksums of its files, and either complete or "
-    "absent",
-    "best/STEP.json": "the best checkpoint by `checkpoint.best_metric`; it may have the same files "
-    "as one in `checkpoints/`",
+    "`checkpoints/files/`, with the sizes and checksums of its files",
+    "best/STEP.json": "the best checkpoint by `checkpoint.best_metric`",
     "checkpoints/files/STEP-ID/": "the files of a checkpoint, which never change; deleted when "
     "nothing points to them",
     "aside/STEP-ID.json": "pointers of checkpoints that no longer count, each with the reason in "
-    "`aside/STEP-ID.txt`: superseded (the run resumed from an earlier step), damaged, suspect "
-    "(after the last step that `loop.replay_every` has computed twice with the same result, when a "
-    "device computed a wrong one), or a bad step (the state before the first of those with NaN/Inf "
-    "that ended the run, with its batch, for `jaxtrain find-nan`)",
-    "progress.json": "the validations so far, from which a resumed run knows the best one, and the "
-    "last step that was computed twice with equal results",
+    "`aside/STEP-ID.txt`: superseded (the run resumed from an earlier step), damaged, suspect (a "
+    "device computed wrong results), or a bad step (with its batch, for `jaxtrain find-nan`)",
+    "progress.json": "the validations so far, and the last step that was computed twice with equal "
+    "results",
     ".lock": "held by the active run; names its host and process",
-    "quarantine.jsonl": "input that is damaged or too short, with the reason; clips that contain "
-    "damage are never used "
-    "for training. If more than a tenth of the files are affected (`data.max_bad_share`), the run "
-    "ends",
+    "quarantine.jsonl": "input that is damaged or too short, with the reason",
     "bad_steps.jsonl": "skipped steps and their examples; `step` is the number of completed steps "
     "before it: 2 for what the console calls step 3",
     own_files.RESTARTS: "how often in a row SLURM or Kubernetes restarted the run without a new "
-    "checkpoint; written by the launcher",
+    "checkpoint",
     "report.html": "the run on one page, written when the run is done, and when it stops, unless "
-    "that would take long (records of more than 8 MB)",
+    "its records have more than 8 MB",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
     "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
