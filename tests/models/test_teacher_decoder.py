@@ -28,17 +28,20 @@ OWN = dataclasses.replace(wan_vae.Config.tiny(), version="wan2.1", height=16, wi
 NARROW = dataclasses.replace(OWN, decoder_width=4, chunk=1, freeze=("encoder",))
 
 
-_narrow = pytest.fixture(scope="module", autouse=True)(wan_weights.narrow_teacher)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wan_weights.write(tmp_path_factory.mktemp("wan") / "vae", SIZES)
 
 
 def with_teacher(model: Any, folder: Path | None = None, **fields: Any) -> Any:
-    weights = None if folder is None else str(folder)
-    teacher = video_ae.Teacher(network="wan2.1", weights=weights, **fields)
+    decodes = fields.keys() & {"target", "feature_weight"}
+    teacher = video_ae.Teacher(
+        network="wan2.1",
+        width=8,
+        decoder_width=8 if decodes else None,
+        weights=None if folder is None else str(folder),
+        **fields,
+    )
     return dataclasses.replace(model, teacher=teacher)
 
 
@@ -223,6 +226,7 @@ def test_chunks_change_no_feature() -> None:
     [
         ({"target": "teacher"}, r"target=teacher has no effect without model.teacher.network"),
         ({"feature_weight": 1.0}, r"feature_weight=1.0 has no effect without model.teacher.netw"),
+        ({"network": "wan2.1", "decoder_width": 8}, r"decoder_width=8 has no effect: set --model"),
     ],
 )
 def test_fields_without_effect_are_refused(fields: dict[str, Any], message: str) -> None:

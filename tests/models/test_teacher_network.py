@@ -22,11 +22,8 @@ SIZES = wan_weights.NARROW["wan2.1"]
 MODEL = dataclasses.replace(
     video_ae.Config.tiny(),
     frames=12,
-    teacher=video_ae.Teacher(network="wan2.1", encoder_weight=0.5, decode=True),
+    teacher=video_ae.Teacher(network="wan2.1", width=8, encoder_weight=0.5, decode=True),
 )
-
-
-_narrow = pytest.fixture(scope="module", autouse=True)(wan_weights.narrow_teacher)
 
 
 @pytest.fixture(scope="module")
@@ -152,5 +149,5 @@ def test_a_run_needs_the_folder(tmp_path: Path, folder: Path) -> None:
     (gone,) = with_folder(tmp_path / "gone").problems()
     assert f"model.teacher.weights={tmp_path / 'gone'}: no such folder: pass" in gone
     assert with_folder(folder).problems() == []
-    with pytest.raises(InputError, match=r"weights=x has no effect without model.teacher.network"):
-        video_ae.Teacher(weights="x")
+    with pytest.raises(InputError, match=r"width=8 has no effect without model.teacher.network"):
+        video_ae.Teacher(width=8)

@@ -1,14 +1,12 @@
 """Writes folders of diffusers' AutoencoderKLWan, with narrow networks and random weights."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 from jaxtrain.models import wan_network
@@ -20,13 +18,6 @@ NARROW: dict[wan_network.Version, wan_network.Architecture] = {
         width=8, decoder_width=12, latent_channels=4, patch_size=2, residual=True
     ),
 }
-
-
-def narrow_teacher() -> Iterator[None]:
-    """Replaces the sizes of Wan 2.1, which a teacher has, by narrow ones; for a fixture."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(wan_network.VERSIONS, "wan2.1", NARROW["wan2.1"])
-        yield
 
 
 def settings(sizes: wan_network.Architecture) -> dict[str, Any]:

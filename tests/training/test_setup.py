@@ -89,11 +89,8 @@ TAUGHT = (
     *("--model.frames", "4", "--model.height", "16", "--model.width", "16"),
     *("--model.latent_channels", "4", "--model.encoder_width", "4"),
     *("--model.decoder_widths", "4", "4", "4", "4", "--model.init", "random"),
-    *("--model.teacher.network", "wan2.1", "--data.batch_size", "4"),
+    *("--model.teacher.network", "wan2.1", "--model.teacher.width", "8", "--data.batch_size", "4"),
 )
-
-
-_narrow = pytest.fixture(scope="module", autouse=True)(wan_weights.narrow_teacher)
 
 
 @functools.cache

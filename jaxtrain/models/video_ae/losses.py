@@ -50,6 +50,12 @@ class Teacher(bounds.Section):
     weights: str | None = None
     """With network: the local folder of diffusers' AutoencoderKLWan, with a config.json and
     .safetensors files."""
+    width: Channels | None = None
+    """With network: channels of its first layer. None uses those of the published weights, 96
+    (wan2.1) or 160 (wan2.2)."""
+    decoder_width: Channels | None = None
+    """With target or feature_weight: channels of the network's last layer. None uses those of the
+    published weights, 96 (wan2.1) or 256 (wan2.2)."""
 
     @property
     def prepared(self) -> bool:
@@ -62,16 +68,23 @@ class Teacher(bounds.Section):
         return self.target != "original" or self.feature_weight > 0
 
     def sizes(self, latent_channels: int) -> wan_network.Architecture | None:
-        """Returns the sizes of the network, those of the published weights; None without one."""
+        """Returns the sizes of the network; None without one."""
         if self.network is None:
             return None
-        published = wan_network.VERSIONS[self.network]
-        return dataclasses.replace(published, latent_channels=latent_channels)
+        usual = wan_network.VERSIONS[self.network]
+        return dataclasses.replace(
+            usual,
+            latent_channels=latent_channels,
+            width=self.width or usual.width,
+            decoder_width=self.decoder_width or usual.decoder_width,
+        )
 
     def check(self) -> None:
         """Checks that each field has an effect."""
         for name, value in (
             ("weights", self.weights),
+            ("width", self.width),
+            ("decoder_width", self.decoder_width),
             ("target", None if self.target == "original" else self.target),
             ("feature_weight", self.feature_weight or None),
         ):
@@ -81,6 +94,12 @@ class Teacher(bounds.Section):
                     f"set --model.teacher.network {' or '.join(wan_network.VERSIONS)}",
                     about=(f"model.teacher.{name}", "model.teacher.network"),
                 )
+        if self.decoder_width is not None and not self.decodes:
+            raise InputError(
+                f"model.teacher.decoder_width={self.decoder_width} has no effect: set "
+                "--model.teacher.feature_weight 1, or --model.teacher.target teacher",
+                about=("model.teacher.decoder_width", "model.teacher.target"),
+            )
         if not (self.encoder_weight or self.encoder_feature_weight or self.decode or self.decodes):
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
