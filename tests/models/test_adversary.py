@@ -156,7 +156,7 @@ def test_the_weight_rises_from_its_first_step(start: int, ramp: int, shares: lis
     loss = video_ae.Adversary(start_step=start, ramp_steps=ramp)
     found = [loss.share({"step": jnp.full(3, done, jnp.uint32)}) for done in range(6)]
     assert [None if share is None else float(share) for share in found] == shares
-    assert loss.share({}) is None  # where FLOPs are counted
+    assert loss.share({}) is None  # validations
     if any(shares):
         full = 1 + next(done for done, share in enumerate(shares) if share == 1)
         assert loss.begins() == [

@@ -109,7 +109,34 @@ class Teacher(bounds.Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Perceptual(bounds.Section):
+class Later(bounds.Section):
+    """A loss that may begin later than the run."""
+
+    start_step: Annotated[int, bounds.Bounds(least=0)] = 0
+    """Steps before this loss begins. Until then, it takes no time, and its metrics are 0.
+    Validations always have all of its weight."""
+    ramp_steps: Annotated[int, bounds.Bounds(least=0)] = 0
+    """Steps in which its weight rises linearly; the last of them has all of it."""
+
+    def share(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
+        """Returns the fraction of the weight in a step, float32 []; None if that is 1 in all."""
+        if "step" not in batch or self.start_step + self.ramp_steps == 0:
+            return None
+        done = batch["step"][0].astype(jnp.int32) - self.start_step
+        return jnp.clip((done + 1) / max(self.ramp_steps, 1), 0, 1)
+
+    def begins(self) -> list[str]:
+        """Returns when it begins, if that is not the start of the run."""
+        if self.start_step + self.ramp_steps == 0:
+            return []
+        full = self.start_step + max(self.ramp_steps, 1)
+        return [
+            f"{self.section} begins in step {self.start_step + 1}, with all of its weight in {full}"
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Perceptual(Later):
     """LPIPS loss: perceptual distance of two frames.
     It compares features of an AlexNet (Zhang et al. 2018, https://arxiv.org/abs/1801.03924).
     """
@@ -123,7 +150,7 @@ class Perceptual(bounds.Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adversary(bounds.Section):
+class Adversary(Later):
     """Adversarial loss, with a discriminator.
     The discriminator corrects frames: Seraena (https://github.com/madebyollin/seraena).
 
@@ -147,23 +174,3 @@ class Adversary(bounds.Section):
     of a microbatch's windows fills the buffer evenly and needs no communication."""
     peak_lr: bounds.Positive = 3e-4
     """Learning rate of the discriminator, which is constant."""
-    start_step: Annotated[int, bounds.Bounds(least=0)] = 0
-    """Steps before this loss begins. Until then, it takes no time, and its metrics are 0."""
-    ramp_steps: Annotated[int, bounds.Bounds(least=0)] = 0
-    """Steps in which its weight rises linearly; the last of them has all of it."""
-
-    def share(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
-        """Returns the fraction of the weight in a step, float32 []; None if that is 1 in all."""
-        if "step" not in batch or self.start_step + self.ramp_steps == 0:
-            return None
-        done = batch["step"][0].astype(jnp.int32) - self.start_step
-        return jnp.clip((done + 1) / max(self.ramp_steps, 1), 0, 1)
-
-    def begins(self) -> list[str]:
-        """Returns when it begins, if that is not the start of the run."""
-        if self.start_step + self.ramp_steps == 0:
-            return []
-        full = self.start_step + max(self.ramp_steps, 1)
-        return [
-            f"{self.section} begins in step {self.start_step + 1}, with all of its weight in {full}"
-        ]

@@ -198,9 +198,9 @@ class ReconstructionConfig(ModelConfig):
         return found
 
     def formulas(self) -> list[str]:
-        """Says if the loss compares only some frames of a clip, and when the adversary begins."""
-        begins = [] if self.adversary is None else self.adversary.begins()
-        return self.timing.unused(self.frames) + begins
+        """Says if the loss compares only some frames of a clip, and which losses begin later."""
+        later = [loss for loss in (self.perceptual, self.adversary) if loss is not None]
+        return self.timing.unused(self.frames) + [line for loss in later for line in loss.begins()]
 
     def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
         """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""
@@ -413,9 +413,17 @@ class Reconstruction(Model):
             errors = [_relative_error(project(own), theirs) for project, own, theirs in pairs]
             add("feature_loss", self.teacher.feature_weight, _mean(errors))
         if self.perceptual is not None:
-            given = out.reconstruction, self._dtype
-            errors = [self._lpips_BT(each, *given).mean(1) for each in out.targets]
-            add("perceptual_loss", self.perceptual.weight, _mean(errors))
+
+            def distance_B() -> jax.Array:
+                given = out.reconstruction, self._dtype
+                return _mean([self._lpips_BT(each, *given).mean(1) for each in out.targets])
+
+            share = self.perceptual.share(batch)
+            if share is None:
+                add("perceptual_loss", self.perceptual.weight, distance_B())
+            else:
+                error_B = lax.cond(share > 0, distance_B, lambda: jnp.zeros_like(batch["weight"]))
+                add("perceptual_loss", self.perceptual.weight * share, error_B)
         return total, metrics
 
     def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array, dtype: Any) -> jax.Array:
