@@ -18,7 +18,6 @@ import common_start
 import numpy as np
 import side_by_side
 
-from jaxtrain.bench import report
 from jaxtrain.telemetry import hardware
 
 TABLE_HEAD = "| date | commit | machine | what | result | command |\n|---|---|---|---|---|---|\n"
@@ -254,7 +253,7 @@ def shown(typed: list[str]) -> list[str]:
 
 
 def bench_results(found: dict[str, Any]) -> list[str]:
-    """Returns a line each for the startup, steps, pipeline and sweep of ``jaxtrain bench``."""
+    """Returns a line each for the startup, steps, and pipeline of ``jaxtrain bench``."""
     if "failure" in found:
         return [f"failed: {found['failure']} {found['detail']}"]
     rows = found["rows"]
@@ -262,12 +261,6 @@ def bench_results(found: dict[str, Any]) -> list[str]:
         f"{part} {'failed' if part in found['failed'] else 'skipped'}: {note}"
         for part, note in found["notes"].items()
     ]
-    if "ceilings/bf16_flops" in rows and "start/total" not in rows:
-        return [
-            f"bf16 {rows['ceilings/bf16_flops'] / 1e12:.4g} TFLOP/s, float32 "
-            f"{rows['ceilings/float32_flops'] / 1e12:.4g} TFLOP/s, copying "
-            f"{rows['ceilings/copy_bytes'] / 1e9:.4g} GB/s"
-        ]
     warm = rows.get("start/warm_total")
     lines.append(
         f"first step after {rows['start/total']:.1f} s cold (compile {rows['start/compile']:.1f})"
@@ -281,8 +274,6 @@ def bench_results(found: dict[str, Any]) -> list[str]:
     for prefix in ("synthetic", "pipeline"):
         if f"{prefix}/step" in rows:
             lines.append(_steps(rows, prefix))
-    if found.get("sweep"):
-        lines.append("; ".join(f"{label}: {_point(one)}" for label, one in found["sweep"].items()))
     return lines
 
 
@@ -309,10 +300,3 @@ def _steps(rows: dict[str, Any], prefix: str) -> str:
         planned = f"{rows['memory/compiled_gib']:.3g} GiB planned"
         parts.append(planned if memory is None else f"peak memory {memory:.3g} GiB, {planned}")
     return ", ".join(parts)
-
-
-def _point(found: dict[str, Any]) -> str:
-    rate, memory = report.sweep_point(found)
-    if isinstance(rate, str):
-        return rate
-    return f"{rate:.4g} examples/s, {memory:.3g} GiB"

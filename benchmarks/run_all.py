@@ -61,16 +61,15 @@ def on_gpu(videos: str | None) -> list[Measurement]:
         _script("mlm_vs_transformers.py", "torch", "transformers", arguments=once),
         _script("video_ae_vs_torch.py", "torch", arguments=once),
         _bench("gpt of depth 20", *gpt, *depth_20, *short),
-        _bench("video_ae, batches", *video, *short, "--sweep", "batch"),
+        _bench("video_ae", *video, *short),
         _script("input_vs_dataloader.py", "torch", "av"),
-        _bench("mlm base, batches", *text, *short, "--sweep", "batch"),
+        _bench("mlm base", *text, *short),
     ]
 
 
 def on_cpu(videos: str | None) -> list[Measurement]:
     """Returns the measurements for a CPU, with steps of about a second."""
     found = [
-        _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch"),
         _script("mlm_vs_transformers.py", "torch", "transformers"),
         _script("gpt_vs_torch.py", "torch"),
@@ -78,10 +77,6 @@ def on_cpu(videos: str | None) -> list[Measurement]:
         _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10"),
         _bench("demo_gpt", "--config", "demo_gpt", "--seconds", "10"),
         _script("input_vs_dataloader.py", "torch", "av"),
-    ]
-    found += [
-        _bench("sweep demo", "--config", "demo", "--seconds", "5", "--sweep", "batch"),
-        _bench("sweep demo_mlm", "--config", "demo_mlm", "--seconds", "5", "--sweep", "batch"),
     ]
     if videos:
         clip = ("--model.frames", "12", "--model.height", "480", "--model.width", "720")

@@ -3,7 +3,7 @@
 Parameters and optimizer state are sharded over the eight GPUs; each step gathers the parameters
 once, in bfloat16. The guide that this follows has clips of 12 frames, of which the loss compares 9
 (of 13 it compares all); 20 validation clips; and color jitter and blur, which its program does not
-read: `--data.jitter_probability 0.7 --data.blur_probability 0.2`.
+read.
 
 Guide: docs/guides/video-autoencoder.md. A specialist would add LPIPS, whose weights you must have,
 and the adversary: its section "Losses" has the command.
@@ -29,7 +29,6 @@ run = config.Run(
     data=video.Config(
         batch_size=128,  # 8 clips x 8 GPUs x 2 microbatches
         train_split=0.95,
-        min_frame_delta=1,
         max_frame_delta=2,
     ),
     optim=config.Optim(

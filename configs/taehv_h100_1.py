@@ -22,7 +22,7 @@ run = config.named("h100_8").override(
         "model.init": "thumbnail",
         "model.reconstruction_weight": 1.0,
         # 16,384 windows as published: 256 for each of the 4 windows of 16 clips.
-        "model.adversary": video_ae.Adversary(weight=1.0, replay=16_384, max_grad_norm=None),
+        "model.adversary": video_ae.Adversary(weight=1.0, replay=16_384),
         "data.crop": (64, 64),
         "data.min_crop_scale": 1.0,
         "data.max_crop_scale": 7.5,  # 480 pixels of a clip's 480 x 720

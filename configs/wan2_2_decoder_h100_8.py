@@ -21,7 +21,6 @@ run = config.Run(
     data=video.Config(
         batch_size=32,  # 2 clips x 8 GPUs x 2 microbatches
         train_split=0.95,
-        min_frame_delta=1,
         max_frame_delta=1,
     ),
     optim=config.Optim(

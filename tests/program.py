@@ -34,9 +34,24 @@ TINY_MLM = [
     *("--checkpoint.best_metric", "None"),
     *("--mesh.min_shard_elements", "64"),
 ]
+# The same, where almost the usual norm counts as bad, so that some steps are bad, and two in a row
+# roll back: a config file in the run's folder, which `write_often_bad` writes.
+OFTEN_BAD = ["--config", "often_bad.py", *TINY_MLM[2:], "--optim.peak_lr", "1e-3"]
+_OFTEN_BAD = """
+from jaxtrain import config
+from jaxtrain.training import skip_step, step_recorder
+
+skip_step.LARGEST_NORM, step_recorder.MOST_IN_A_ROW = 0.945, 2
+run = config.named("demo_mlm")
+"""
 
 
 PROGRAM = ("-m", "jaxtrain.main")
+
+
+def write_often_bad(directory: Path) -> None:
+    """Writes the config file of :data:`OFTEN_BAD`."""
+    (directory / "often_bad.py").write_text(_OFTEN_BAD)
 
 
 def command(*arguments: object) -> list[str]:

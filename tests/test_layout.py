@@ -226,7 +226,6 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
 # Places where a variable name chooses code or an attribute, and the origin of that name. It must
 # never come from a file, a URL or the network (SECURITY.md).
 _FIELDS = "fields that the class declares"
-_FLAGS = "flags that the class declares"
 _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
@@ -235,8 +234,6 @@ CHOSEN = {
     "cli/evaluate_student.py load": _LITERAL,
     "inference/teachers.py Own.__init__": _FIELDS,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
-    "cli/weights.py _changed": _FLAGS,
-    "cli/weights.py _refuse_shapes": _FLAGS,
     "models/from_file.py in_weights": _FIELDS,
     "config/bounds.py Section.__post_init__": _FIELDS,
     "config/checks.py _exactly_one": "names in _check_sections",
@@ -254,7 +251,6 @@ CHOSEN = {
     "models/reconstruction/streaming.py _step": "names in its callers",
     "ops/attention.py reproducible_gradients": _LITERAL,
     "inference/export_check.py _of_diffusers": "diffusers_class of the model's class",
-    "inference/export_check.py _of_taehv": "the file that --reference names on the command line",
     "cli/help.py _default": _FIELDS,
     "cli/help.py _nested": _FIELDS,
     "cli/help.py _own_fields": _FIELDS,

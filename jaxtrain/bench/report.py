@@ -101,28 +101,6 @@ def table(findings: Findings) -> str:
     return "\n".join(lines)
 
 
-def sweep(points: dict[str, Findings]) -> str:
-    """Formats the points of a sweep, one per line; a point that failed says why."""
-    lines = [f"{'batch per device':>16}  {'examples/s':>10}  {'GiB per device':>14}"]
-    for label, findings in points.items():
-        rate, memory = sweep_point(findings)
-        failed = isinstance(rate, str)
-        lines.append(f"{label:>16}  {rate if failed else f'{rate:10.4g}  {memory:14.4g}'}")
-    return "\n".join(lines)
-
-
-def sweep_point(findings: Findings) -> tuple[float | str, float | str]:
-    """Returns examples per second, and GiB per device (the allocator's peak, else as planned)."""
-    if "failure" in findings:
-        return findings["failure"], findings["failure"]
-    rows = findings["rows"]
-    if "synthetic/examples_per_second" not in rows:
-        notes = findings["notes"]
-        return (notes.get("steps") or notes["worker"],) * 2
-    memory = rows.get("memory/device_peak_gib", rows["memory/compiled_gib"])
-    return rows["synthetic/examples_per_second"], memory
-
-
 def _line(full: str, name: str, value: Any) -> str:
     label = name.replace("_", " ")
     if isinstance(value, dict):

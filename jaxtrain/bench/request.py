@@ -1,32 +1,16 @@
-"""Chooses what to measure, and runs each measurement in a worker process.
-
-A measurement that fails keeps its findings so far. A point of a sweep that runs out of memory is
-shown in the table and does not end the sweep.
-"""
+"""Runs a measurement in a worker process; one that fails keeps its findings so far."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtrain import config
 from jaxtrain.jobs import subprocess_worker
 from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed
 
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 _TIMEOUT_S = 3600.0
-_DOUBLINGS = (-2, -1, 0, 1, 2, 3)
 WORKER = "worker"  # the part that has failed if the worker ended before all parts
 _FUNCTION = "jaxtrain.bench.measurement:measure"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
-
-
-def batch_sizes(run: config.Run) -> dict[str, tuple[str, ...]]:
-    """Returns the points of a sweep, label -> overrides, in the order of measurement.
-
-    They are per-device microbatch sizes, from 1/4 to 8 times the config's.
-    """
-    unit = run.mesh.devices * run.optim.accumulate
-    sizes = sorted({int(run.microbatch_size * 2.0**power) for power in _DOUBLINGS} - {0})
-    return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
 
 
 def findings(

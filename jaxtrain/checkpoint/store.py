@@ -336,16 +336,11 @@ class CheckpointStore:
                 sizes[pointer.data] = 0 if pointer.data in used else pointer.size()
         return sum(sizes.values())
 
-    def prune(self, keep: int = 0) -> list[str]:
-        """Deletes the checkpoints in ``aside/``; returns their names. Their files are collected.
-
-        Args:
-            keep: number of those with the latest steps to keep.
-        """
-        names = self.asides()
+    def prune(self) -> list[str]:
+        """Deletes the checkpoints in ``aside/``; returns their names. Their files are collected."""
         pruned = [
             name
-            for name in names[: max(0, len(names) - keep)]
+            for name in self.asides()
             if run_marker.step_of_folder(name, self.run_id) is not None
         ]
         for name in pruned:

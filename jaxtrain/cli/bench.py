@@ -1,6 +1,5 @@
 """``jaxtrain bench``: measures a config on this machine's devices."""
 
-import os
 import shlex
 import tempfile
 from pathlib import Path
@@ -11,17 +10,14 @@ from jaxtrain.bench import report, request
 from jaxtrain.bench.request import PARTS
 from jaxtrain.cli import commands
 from jaxtrain.cost import efficiency
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, atomic
 
 
-def main(flags: commands.Bench | commands.Ceilings) -> int:
+def main(flags: commands.Bench) -> int:
     """Runs the command and returns its exit code."""
-    if isinstance(flags, commands.Ceilings):
-        return _ceilings(flags)
     overrides = [*flags.overrides]
     run = config.load(flags.config, overrides)
-    points = request.batch_sizes(run) if flags.sweep else {}
     atomic.check_writable("--json", flags.json)
     if flags.efficiency is not None:
         atomic.check_writable("--efficiency", flags.efficiency)
@@ -39,7 +35,7 @@ def main(flags: commands.Bench | commands.Ceilings) -> int:
 
     terminal.out("measuring a cold start, steps, pipeline, and saves ...")
     with tempfile.TemporaryDirectory() as compiled:
-        findings = keep(_measured(flags, overrides, compiled, PARTS) | {"sweep": {}})
+        findings = keep(_measured(flags, overrides, compiled, PARTS))
         if "failure" not in findings:
             terminal.out("measuring a warm start ...")
             warm = _measured(flags, overrides, compiled, ())
@@ -47,10 +43,6 @@ def main(flags: commands.Bench | commands.Ceilings) -> int:
                 name.replace("start/", "start/warm_"): value
                 for name, value in warm.get("rows", {}).items()
             }
-    for label, changes in points.items():
-        terminal.out(f"measuring {flags.sweep} {label} ...")
-        findings["sweep"][label] = _point(flags, [*overrides, *changes])
-        keep(findings)
     code = _finish(keep(findings), flags.json)
     if flags.efficiency is not None:
         _write_efficiency(findings, flags, overrides, flags.efficiency)
@@ -91,53 +83,10 @@ def _measured(
     )
 
 
-def _point(flags: commands.Bench, overrides: list[str]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as compiled:
-        try:
-            return _measured(flags, overrides, compiled, ("steps",))
-        except (InputError, RunAgain) as error:
-            return {"failure": str(error), "detail": ""}
-
-
-def _ceilings(flags: commands.Ceilings) -> int:
-    atomic.check_writable("--json", flags.json)
-    import dataclasses
-
-    import jax
-
-    from jaxtrain.bench import ceilings
-    from jaxtrain.distributed import process_group
-    from jaxtrain.telemetry import hardware
-
-    process_group.check_accelerator(os.environ)
-    first = jax.local_devices()[0]
-    rows = {
-        f"ceilings/{name}": value for name, value in dataclasses.asdict(ceilings.measure()).items()
-    }
-    device = {
-        "kind": first.device_kind,
-        "count": 1,
-        "platform": first.platform,
-        "platform_version": " ".join(first.client.platform_version.split()),
-        "driver": hardware.driver().version,
-    }
-    findings = {
-        "rows": rows,
-        "notes": {},
-        "failed": [],
-        "operations": [],
-        "device": device,
-        "sweep": {},
-    }
-    return _finish(report.complete(findings, ["ceilings", *flags.arguments]), flags.json)
-
-
 def _finish(findings: dict[str, Any], path: Path | None) -> int:
     if "device" in findings:
         terminal.out(f"\n{report.heading(findings)}")
     terminal.out(report.table(findings))
-    if findings["sweep"]:
-        terminal.out("\n" + report.sweep(findings["sweep"]))
     if path:
         report.write(findings, path)
         terminal.out(f"\nwritten to {path}")

@@ -59,22 +59,20 @@ def main(flags: commands.Checkpoints) -> int:
 
     Checkpoints that were moved to ``aside/`` do not count.
     """
-    if flags.keep_aside and not flags.prune:
-        raise InputError("--keep-aside N requires --prune")
     damaged: dict[str, str] = {}  # in a bucket
     directory, in_bucket = flags.directory, bucket.is_bucket(str(flags.directory))
     location = str(directory)
     if in_bucket:
         location = bucket.normalized(location, "DIR")
         if flags.prune:
-            _prune_bucket(Bucket(location), flags.keep_aside)
+            _prune_bucket(Bucket(location))
         holder = lease.holder(Bucket(location))
         directory = remote.run_to_read(location, cache.root(None), terminal.warn, damaged)
     run = _run_of(directory, location)
     atomic.check_writable("--json", flags.json)
     if not in_bucket:
         if flags.prune:
-            _prune(run, flags.keep_aside)
+            _prune(run)
         holder = lock.holder(run)
     saved = CheckpointCandidates(run)
     try:
@@ -104,21 +102,21 @@ def main(flags: commands.Checkpoints) -> int:
     return 1 if any(finding.verdict != "verified" for finding in counted) else 0
 
 
-def _prune(run: Path, keep: int) -> None:
+def _prune(run: Path) -> None:
     try:
         with lock.released():
             store = _store_of_run(Folder(run))
             lock.hold(run, terminal.warn)
-            _pruned(store, keep)
+            _pruned(store)
     except OSError as error:
         raise disk_trouble(error, f"{run} cannot be changed", "make it writable") from error
 
 
-def _prune_bucket(folder: Bucket, keep: int) -> None:
+def _prune_bucket(folder: Bucket) -> None:
     store, held_lease = _store_of_run(BucketFolder(folder)), lease.Lease(folder, terminal.warn)
     held_lease.acquire()
     try:
-        _pruned(store, keep)
+        _pruned(store)
     finally:
         held_lease.release()
 
@@ -130,8 +128,8 @@ def _store_of_run(place: Place) -> CheckpointStore:
     return store
 
 
-def _pruned(store: CheckpointStore, keep: int) -> None:
-    names = store.prune(keep)
+def _pruned(store: CheckpointStore) -> None:
+    names = store.prune()
     store.collect()
     terminal.out(f"deleted {formats.counted(len(names), 'checkpoint')} of {store.place.location}")
 

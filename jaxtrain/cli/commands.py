@@ -332,7 +332,7 @@ class Export(OfModel):
 
     module = "weights"
     usages = (
-        "export SOURCE OUT.safetensors|OUT.pth [--reference taehv.py]",
+        "export SOURCE OUT.safetensors|OUT.pth",
         "export SOURCE OUT.safetensors|DIR --format comfyui",
         "export SOURCE DIR --format hf [--license NAME]",
         "export SOURCE --push ORG/MODEL [--private] [--license NAME]",
@@ -352,9 +352,6 @@ class Export(OfModel):
     """with --push: the repository must be private"""
     license: Annotated[str | None, "NAME"] = None
     """license to name in the model card, such as apache-2.0 (default: none)"""
-    reference: Annotated[Path | None, "taehv.py"] = None
-    """the published file taehv.py, which is run: with the weights file of a video autoencoder, it
-    must compute the same as jaxtrain (requires PyTorch)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,7 +369,7 @@ class Import(Command):
 
     module = "weights"
     usages = (
-        "import IN.pth|IN.safetensors OUT.safetensors [--trim RULE] [flags]",
+        "import IN.pth|IN.safetensors OUT.safetensors [--trim RULE]",
         "import DIR OUT",
     )
 
@@ -384,12 +381,6 @@ class Import(Command):
     trim: Annotated[Literal["always", "odd_latents", "h3"] | None, "RULE"] = None
     """which frames to drop: always (Hunyuan, Wan, LTX), odd_latents (CogVideoX), or h3 (MiniMax
     H3); only needed if neither the shapes nor the file name, such as taehv.pth, decides"""
-    patch_size: Annotated[int | None, "N", _ONE] = None
-    """patch size to expect (default: from the shapes)"""
-    latent_channels: Annotated[int | None, "N", _ONE] = None
-    """latent channels to expect (default: from the shapes)"""
-    decoder: Literal["base", "super"] | None = None
-    """decoder to expect (default: from the shapes)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -526,30 +517,17 @@ class Doctor(OfConfig, Json):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bench(OfConfig, Json):
-    """Measures how fast a config starts, steps, loads data, and saves, on this machine's devices.
-
-    bench ceilings measures the matmul and memory-bandwidth peaks of the first device.
-    """
+    """Measures how fast a config starts, steps, loads data, and saves, on this machine."""
 
     takes_run_flags = True
-    usages = ("bench NAME [flags] [--section.field VALUE ...]", "bench ceilings [--json FILE]")
 
     # Twice this, and what else is measured, ends within the time limit.
     seconds: Annotated[float, "S", Bounds(above=0, most=1200)] = 20.0
     """seconds to measure steps, and again to measure the pipeline (default: 20)"""
     simulate_devices: Annotated[int | None, "N"] = None
     """measure on N virtual CPU devices"""
-    sweep: Literal["batch"] | None = None
-    """also measure other batch sizes"""
     efficiency: _File = None
     """write the measured fraction of the step's serial bound to FILE, for plan --efficiency"""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ceilings(Json):
-    """Measures the matmul and memory-bandwidth peaks of the first device."""
-
-    arguments: tuple[str, ...] = dataclasses.field(default=(), metadata=UNTYPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -637,8 +615,6 @@ class Checkpoints(Json):
     _: dataclasses.KW_ONLY
     prune: bool = False
     """first delete the checkpoints in aside/; the run must not be active"""
-    keep_aside: Annotated[int, "N"] = 0
-    """with --prune, keep the N with the latest steps"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -695,7 +671,6 @@ TABLE: Mapping[str, type[Command]] = {
     "doctor": Doctor,
     "compare": Compare,
     "bench": Bench,
-    "bench ceilings": Ceilings,
     "configs list": ConfigsList,
     "configs show": ConfigsShow,
     "configs diff": ConfigsDiff,

@@ -17,7 +17,6 @@ from jaxtrain.inference import export_check, load
 from jaxtrain.interop import hub, huggingface, model_card, weights
 from jaxtrain.models import from_file, video_ae
 from jaxtrain.models.reconstruction import timing
-from jaxtrain.models.video_ae import network
 from jaxtrain.storage import atomic, tensor_files
 from jaxtrain.training import state_size
 
@@ -49,10 +48,6 @@ def export_to(flags: commands.Export) -> int:
 
 
 def _check(flags: commands.Export) -> None:
-    if flags.reference is not None and not flags.reference.is_file():
-        raise InputError(
-            f"--reference {flags.reference} does not exist: pass the file taehv.py of TAEHV"
-        )
     if flags.push is not None:
         if flags.target is not None:
             raise InputError(f"--push {flags.push} writes no files: drop {flags.target}")
@@ -117,10 +112,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         )
     if not _can_write(loaded.model, folder=folder):
         raise InputError(f"{loaded.source}: {_other_form(loaded.model, name, folder=folder)}")
-    if flags.reference is not None and (folder or loaded.model.task != "reconstruct"):
-        raise InputError(
-            f"--reference {flags.reference} is for a weights file of a video autoencoder: drop it"
-        )
     if flags.format == "comfyui":
         usual = loaded.model.comfyui_name()
         if target.is_dir():
@@ -147,7 +138,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
         target if folder or flags.push is None else target / huggingface.ARRAYS,
         loaded.model,
         loaded.params,
-        flags.reference,
     )
     if folder or flags.push is not None:
         written = model_card.write(
@@ -179,9 +169,6 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
     return _Written(target, name)
 
 
-_SHAPES = ("patch_size", "latent_channels", "decoder")
-
-
 def import_from(flags: commands.Import) -> int:
     """Runs the command."""
     flags = dataclasses.replace(flags, source=hub.local(flags.source))
@@ -204,7 +191,8 @@ def import_from(flags: commands.Import) -> int:
         return _import_recognized(flags, kind.guess(tensors, str(flags.source)), tensors)
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
-    model = _changed(model, flags)
+    if flags.trim is not None:
+        model = _with_trim(model, flags.trim)
     params = model.from_weights(tensors, str(flags.source))
     if weights.ABOUT not in about and flags.trim is None:
         unclear = video_ae.Config.ambiguity(tensors, str(flags.source))
@@ -218,7 +206,7 @@ def import_from(flags: commands.Import) -> int:
 def _import_recognized(
     flags: commands.Import, model: Any, tensors: Mapping[str, np.ndarray]
 ) -> int:
-    _refuse_shapes(flags, "a small video autoencoder")
+    _refuse_trim(flags, "a small video autoencoder")
     params = model.from_weights(tensors, str(flags.source))
     weights.save(flags.target, model, params)
     fields = ", ".join(f"{name} {value}" for name, value in from_file.in_weights(model).items())
@@ -229,16 +217,13 @@ def _import_recognized(
     return 0
 
 
-def _refuse_shapes(flags: commands.Import, other: str) -> None:
-    set_flags = [
-        f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)
-    ]
-    if set_flags:
-        raise InputError(f"{flags.source} is not {other}: drop {', '.join(set_flags)}")
+def _refuse_trim(flags: commands.Import, other: str) -> None:
+    if flags.trim is not None:
+        raise InputError(f"{flags.source} is not {other}: drop --trim")
 
 
 def _import_folder(flags: commands.Import) -> int:
-    _refuse_shapes(flags, "a video autoencoder")
+    _refuse_trim(flags, "a video autoencoder")
     if flags.target.suffix in tensor_files.ENDINGS:
         raise InputError(
             f"OUT {flags.target} must be a folder, because {flags.source} is one, with a tokenizer"
@@ -287,15 +272,8 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
     )
 
 
-def _changed(model: video_ae.Config, flags: commands.Import) -> video_ae.Config:
-    values: dict[str, Any] = {
-        name: getattr(flags, name)
-        for name in (*_SHAPES, "trim")
-        if getattr(flags, name) is not None
-    }
-    if "patch_size" in values:
-        side = network.SPACE_FACTOR * values["patch_size"] * 2
-        values |= {"height": side, "width": side}
-    if values.get("trim") == "h3":
-        values["frames"] = timing.Timing(trim="h3").decoded(2)  # any number that it can take
-    return dataclasses.replace(model, **values)
+def _with_trim(model: video_ae.Config, trim: timing.Trim) -> video_ae.Config:
+    if trim == "h3":  # any number of frames that it can take
+        frames = timing.Timing(trim=trim).decoded(2)
+        return dataclasses.replace(model, trim=trim, frames=frames)
+    return dataclasses.replace(model, trim=trim)

@@ -188,3 +188,12 @@ def entry(content: Mapping[str, Any], name: str, within: Bounds, source: str) ->
         raise InputError(f"{source}: {name!r} is missing")
     check(f"{source}: {name}", content[name], within)
     return int(content[name])
+
+
+def differing(content: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
+    """Returns which entries of a config.json are not as a network has them, one part each."""
+    return [
+        f"{name}={errors.short_repr(content[name])} (here {wanted!r})"
+        for name, wanted in fixed.items()
+        if content.get(name, wanted) != wanted
+    ]

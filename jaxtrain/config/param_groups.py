@@ -13,13 +13,12 @@ from jaxtrain.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters with their own AdamW and gradient clipping, such as a discriminator's.
+    """Parameters with their own AdamW, whose gradients are not clipped, such as a discriminator's.
 
     Attributes:
         prefix: prefix of their dotted names.
         peak_lr: learning rate, constant.
         b1, b2, weight_decay: as in :class:`jaxtrain.config.Optim`.
-        max_grad_norm: gradient clipping by the norm of this group; None turns it off.
         start_step: steps before the first with this rate, at which the parameters stay as they are.
     """
 
@@ -28,7 +27,6 @@ class Group:
     b1: float
     b2: float
     weight_decay: float
-    max_grad_norm: float | None
     start_step: int = 0
 
 

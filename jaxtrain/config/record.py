@@ -140,7 +140,8 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
     items = tuple(value) if isinstance(value, list) else value
     if not field_values.matches(items, annotation):
         raise InputError(
-            f"{source}: {where} takes {field_values.takes(annotation)}, not {errors.short_repr(value)}"
+            f"{source}: {where} takes {field_values.takes(annotation)}, not "
+            f"{errors.short_repr(value)}"
         )
     for number in items if isinstance(items, tuple) else (items,):
         too_large = isinstance(number, int) and abs(number) >= _LARGEST

@@ -8,7 +8,7 @@ classes of ``Run.model`` and ``Run.data`` are next to the code that reads them.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from jaxtrain.config import bounds, checks, field_values, invocation, overrides
 
@@ -44,6 +44,7 @@ class Muon(bounds.Section):
     """
 
     section = "optim.muon"
+    first_momentum: ClassVar[float] = 0.85  # as in nanochat and modded-nanogpt
 
     peak_lr: bounds.Positive = 0.02
     """Peak learning rate of the matrices, multiplied by max(1, outputs / inputs)^0.5."""
@@ -54,11 +55,9 @@ class Muon(bounds.Section):
     width."""
     momentum: bounds.Fraction = 0.95
     """Muon momentum after the momentum warm-up."""
-    first_momentum: bounds.Fraction = 0.85
-    """Muon momentum at the first step; it rises linearly to momentum, unless the fall to
-    last_momentum is already below that."""
     momentum_steps: Annotated[int, bounds.Bounds(least=0)] = 300
-    """Length of the momentum warm-up, in steps."""
+    """Length of the momentum warm-up, in steps: from 0.85, linearly to momentum, unless the fall to
+    last_momentum is already below that."""
     last_momentum: bounds.Fraction | None = None
     """Muon momentum at the end of the run, to which it falls linearly during the warm-down of
     optim.schedule trapezoid. None keeps momentum."""
@@ -131,17 +130,12 @@ class Optim:
     off."""
     bad_updates: BadUpdates = "rollback"
     """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
-    above bad_norm. off: ignore the norm, and end the run at NaN/Inf, which is known only if each
-    step waits for the one before it; skip: keep the parameters, continue with the next examples,
-    and end the run after bad_in_a_row bad steps; rollback: like skip, but after bad_in_a_row bad
-    steps, restore the newest checkpoint and continue with the examples after the bad ones. A run
-    that NaN/Inf ends saves the state before it for the command find-nan."""
-    bad_norm: bounds.Positive | None = 20.0
-    """Largest gradient norm of a good step, as a multiple of the median of the last 128 good steps.
-    Norms are compared after as many good steps as the warm-up has, and at least 32. None turns it
-    off."""
-    bad_in_a_row: bounds.Count = 10
-    """Number of consecutive bad steps after which the run ends or rolls back."""
+    above 20 times the median of the last 128 good steps (after the warm-up, and at least 32 good
+    steps). off: ignore the norm, and end the run at NaN/Inf, which is known only if each step waits
+    for the one before it; skip: keep the parameters, continue with the next examples, and end the
+    run after ten bad steps in a row; rollback: like skip, but after ten, restore the newest
+    checkpoint and continue with the examples after the bad ones. A run that NaN/Inf ends saves the
+    state before it for the command find-nan."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,10 @@
 """Checks an exported model: what was written computes the same as what it was written from.
 
-The files are read back by jaxtrain, whose parameters must be equal to the bit, and by the reference
-implementation where there is one: transformers for its folders if it is installed, and the file
-``taehv.py`` for a video autoencoder if the user names it.
+The files are read back by jaxtrain, whose parameters must be equal to the bit, and a folder also by
+transformers or diffusers, if that is installed.
 """
 
 import importlib.util
-import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +28,11 @@ Outputs = dict[str, np.ndarray]
 Params = Mapping[str, np.ndarray]
 
 
-def check(target: Path, model: Any, params: Params, reference: Path | None = None) -> list[str]:
+def check(target: Path, model: Any, params: Params) -> list[str]:
     """Checks exported files, and returns a sentence for each check.
 
     Args:
         params: its parameters by dotted path, float32.
-        reference: ``taehv.py``, which is run; None skips this check.
     """
     model = model.bare()
     checks = [_read_back(target, model, params)]
@@ -54,10 +51,6 @@ def check(target: Path, model: Any, params: Params, reference: Path | None = Non
                 checks.append(f"Not compared: transformers cannot read it ({first_line(error)}).")
             else:
                 checks.append(_same("transformers", _logits(model, params, tokens), theirs, target))
-    elif reference is not None:
-        video = _video(model)
-        theirs = _of_taehv(reference, target, model, video)
-        checks.append(_same(reference.name, _frames(model, params, video, theirs), theirs, target))
     return checks
 
 
@@ -183,34 +176,3 @@ def _frames(model: Any, params: Params, video: np.ndarray, theirs: Outputs) -> O
     latents = jax.jit(type(module).encode)(module, video)
     frames = jax.jit(type(module).decode)(module, theirs["latents"])
     return {"latents": np.asarray(latents), "frames": np.asarray(frames).clip(0, 1)}
-
-
-def _of_taehv(path: Path, target: Path, model: Any, video: np.ndarray) -> Outputs:
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(
-            f"--reference {path} requires PyTorch: pip install torch, or drop --reference"
-        ) from error
-    try:
-        kind = runpy.run_path(str(path))["TAEHV"]
-        network = kind(
-            checkpoint_path=None,
-            encoder_time_downscale=tuple(factor == 2 for factor in model.pools),
-            decoder_time_upscale=tuple(factor == 2 for factor in model.grows),
-            patch_size=model.patch_size,
-            latent_channels=model.latent_channels,
-        )
-        network.is_cogvideox = model.trim == "odd_latents"
-        tensors = tensor_files.read(target)[0]
-        network.load_state_dict({name: torch.from_numpy(x) for name, x in tensors.items()})
-        with torch.no_grad():
-            pixels = torch.from_numpy(video).permute(0, 1, 4, 2, 3)
-            latents = network.encode_video(pixels, show_progress_bar=False)
-            frames = network.decode_video(latents, show_progress_bar=False)
-    except Exception as error:  # whatever a file that the user names may raise
-        raise InputError(
-            f"--reference {path} cannot run {target}: {type(error).__name__}: {first_line(error)}"
-        ) from error
-    outputs = {"latents": latents, "frames": frames}
-    return {name: x.permute(0, 1, 3, 4, 2).float().numpy() for name, x in outputs.items()}

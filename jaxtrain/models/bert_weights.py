@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import errors
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import weight_table
@@ -141,12 +140,7 @@ def settings(model: Any) -> dict[str, Any]:
 
 def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns the fields of our config that correspond to a config.json."""
-    other = [
-        f"{name}={errors.short_repr(content[name])} (here {wanted!r})"
-        for name, wanted in _FIXED.items()
-        if content.get(name, wanted) != wanted
-    ]
-    if other:
+    if other := bounds.differing(content, _FIXED):
         raise InputError(f"{source}: this network is not BERT: {', '.join(other)}")
     dropout = content.get("hidden_dropout_prob", 0.1)
     of_attention = content.get("attention_probs_dropout_prob", dropout)

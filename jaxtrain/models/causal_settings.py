@@ -88,11 +88,7 @@ class Sizes:
             norm_eps=eps,
             rotary_base=float(base),
         )
-        other = [
-            f"{name}={errors.short_repr(content[name])} (here {wanted!r})"
-            for name, wanted in fixed.items()
-            if content.get(name, wanted) != wanted
-        ]
+        other = bounds.differing(content, fixed)
         width = content.get("head_dim")
         if width is not None and whole("head_dim", bounds.WIDTH) * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
@@ -102,11 +98,7 @@ class Sizes:
             for name, value in rotary.items()
             if name != _BASE and value not in (None, _ROTARY.get(name))
         ]
-        other += [
-            f"{name}={errors.short_repr(content[name])} (here None)"
-            for name in ("sliding_window", "quantization_config")
-            if content.get(name) is not None
-        ]
+        other += bounds.differing(content, {"sliding_window": None, "quantization_config": None})
         types = content.get("layer_types") or []
         if not isinstance(types, list):
             raise InputError(f"{source}: layer_types is not a list")

@@ -43,9 +43,6 @@ Any data:
 - ``video``: uint8 [B, T, H, W, 3], RGB frames;
 - ``latents``: float32 [B, L, h, w, C], a teacher's latents, if ``batch_spec`` lists them.
 
-A training batch that is augmented has also ``augment``: float32 [B, 5], factors of brightness,
-contrast and saturation, hue shift in turns, blur sigma in pixels.
-
 The workers may make a training batch in another form that costs them less, such as YUV planes in
 place of RGB frames: ``data.sent(spec, model)`` returns its arrays, and the step calls
 ``data.received(batch, model)`` before the model sees it.

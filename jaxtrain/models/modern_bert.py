@@ -33,6 +33,7 @@ from jaxtrain.ops.layers import dropout, geglu, remat, split_keys
 from jaxtrain.ops.per_device import Copies
 
 INIT_STD, NORM_EPS = 0.02, 1e-5
+GLOBAL_EVERY = 3  # the first layer and every third after it, in all published models
 _REACH = bounds.Bounds(least=2, most=2**15)
 _FIXED = {  # properties of this network at any size
     "hidden_activation": "gelu",
@@ -47,6 +48,7 @@ _FIXED = {  # properties of this network at any size
     "embedding_dropout": 0.0,
     "mlp_dropout": 0.0,
     "tie_word_embeddings": True,
+    "global_attn_every_n_layers": GLOBAL_EVERY,
 }
 _KINDS = ("full_attention", "sliding_attention")
 _WORD, _BIAS = "model.embeddings.tok_embeddings.weight", "decoder.bias"
@@ -77,19 +79,14 @@ class Config(masked.MaskedConfig):
     in_weights = ("vocab_size", "hidden", "layers", "ff")
     not_in_weights = (
         *masked.MaskedConfig.not_in_weights,
-        *(
-            (name, name)
-            for name in ("local_attention", "global_every", "global_base", "local_base")
-        ),
+        *((name, name) for name in ("local_attention", "global_base", "local_base")),
     )
 
     ff: bounds.Width
     """Width of the feed-forward layers: 1152 in the base model, 2624 in the large one."""
     local_attention: Annotated[int, _REACH] = 128
     """Tokens that a token of a local layer attends to, in addition to itself: half of them before
-    it, half after it. An even number."""
-    global_every: bounds.Count = 3
-    """The first layer and every n-th after it attend to all tokens; the others are local."""
+    it, half after it. An even number. The first layer and every third after it attend to all."""
     global_base: Annotated[float, bounds.ROTARY] = 160_000.0
     """Base of the rotary positions of global layers. ModernBERT and Ettin train sequences of 1024
     tokens with 10,000, and longer ones, which continue from those, with 160,000."""
@@ -126,7 +123,7 @@ class Config(masked.MaskedConfig):
 
     def is_global(self, layer: int) -> bool:
         """Returns whether a layer attends to all tokens."""
-        return layer % self.global_every == 0
+        return layer % GLOBAL_EVERY == 0
 
     def build(self, rngs: nnx.Rngs) -> "ModernBert":
         """Builds the module, with new float32 parameters."""
@@ -149,7 +146,6 @@ class Config(masked.MaskedConfig):
             "intermediate_size": self.ff,
             "max_position_embeddings": self.sequence_length,
             "local_attention": self.local_attention,
-            "global_attn_every_n_layers": self.global_every,
             "layer_types": [_KINDS[not self.is_global(n)] for n in range(self.layers)],
             "global_rope_theta": self.global_base,
             "local_rope_theta": self.local_base,
@@ -166,16 +162,9 @@ class Config(masked.MaskedConfig):
     def fields_of(cls, content: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Returns the fields that correspond to a `config.json`; see the base class."""
         layers = bounds.entry(content, "num_hidden_layers", bounds.LAYERS, source)
-        every = content.get("global_attn_every_n_layers", 3)
-        bounds.check(f"{source}: global_attn_every_n_layers", every, bounds.Bounds(least=1))
-        wanted = [_KINDS[bool(number % every)] for number in range(layers)]
+        wanted = [_KINDS[bool(number % GLOBAL_EVERY)] for number in range(layers)]
         expected = _FIXED | {"layer_types": wanted, "rope_scaling": None}
-        other = [
-            f"{name}={errors.short_repr(content[name])} (here {value!r})"
-            for name, value in expected.items()
-            if content.get(name, value) != value
-        ]
-        if other:
+        if other := bounds.differing(content, expected):
             raise InputError(f"{source}: this network is not ModernBERT: {', '.join(other)}")
         pad_id = content.get("pad_token_id", 50_283)  # transformers' own
         local = content.get("local_attention", 128)
@@ -191,7 +180,6 @@ class Config(masked.MaskedConfig):
             "heads": bounds.entry(content, "num_attention_heads", bounds.HEADS, source),
             "ff": bounds.entry(content, "intermediate_size", bounds.WIDTH, source),
             "local_attention": local,
-            "global_every": every,
             "global_base": _rotary_base(content, 0, "global_rope_theta", 160_000.0, source),
             "local_base": _rotary_base(content, 1, "local_rope_theta", 10_000.0, source),
             "pad_id": pad_id,

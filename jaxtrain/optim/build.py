@@ -106,9 +106,7 @@ def make_optimizer(
     if not separate:
         return main
     parts = {"main": main} | {
-        name: optax.chain(
-            _clip(group.max_grad_norm), _adamw(name, settings, decayed, group.b1, group.b2)
-        )
+        name: _adamw(name, settings, decayed, group.b1, group.b2)
         for name, group in separate.items()
     }
     return optax.partition(parts, {name: group or "main" for name, group in owner.items()})

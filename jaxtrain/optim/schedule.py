@@ -179,7 +179,7 @@ class Schedule:
 
     def _momentum(self, muon: config.Muon, done: int) -> float:
         """Returns the smaller of the rise and the fall."""
-        share = min(done / max(muon.momentum_steps, 1), 1.0)
+        share = min(done / muon.momentum_steps, 1.0) if muon.momentum_steps else 1.0
         risen = (1 - share) * muon.first_momentum + share * muon.momentum
         if muon.last_momentum is None:
             return risen

@@ -1,7 +1,7 @@
 """Detects bad steps inside the compiled step, which all devices then skip alike.
 
 A step is bad if its loss or gradient norm is NaN/Inf, or if the norm is more than
-``optim.bad_norm`` times the median norm of the last good steps. These norms are part of the state,
+``LARGEST_NORM`` times the median norm of the last good steps. These norms are part of the state,
 so a resumed run decides exactly as an uninterrupted one.
 
 Groups of parameters with an optimizer of their own, such as a discriminator, have separate norms.
@@ -23,6 +23,8 @@ Arrays = dict[str, jax.Array]
 # fall steeply in the first steps of a run.
 WINDOW = 128
 LEAST = 32
+# The largest norm of a good step, as a multiple of the median.
+LARGEST_NORM = 20.0
 
 
 class StepHealth(NamedTuple):
@@ -58,16 +60,15 @@ def detector(settings: config.Optim, separate_groups: Mapping[str, str] | None =
     41.8, more than 20 times the median, in step 57 of 600 of warm-up, and converged.
 
     Args:
-        settings: ``bad_norm`` is the multiple of the median. With None, or with
-            ``bad_updates="off"``, only NaN/Inf is bad.
+        settings: with ``bad_updates="off"``, only NaN/Inf is bad.
     """
     prefixes = dict(separate_groups or {})
-    factor = None if settings.bad_updates == "off" else settings.bad_norm
 
     def too_large(state: Arrays, norm: jax.Array, warmup: jax.Array) -> jax.Array:
-        if factor is None:
+        if settings.bad_updates == "off":
             return jnp.zeros((), bool)
-        return (state["good"] >= jnp.maximum(warmup, LEAST)) & (norm > factor * median(state))
+        compared = state["good"] >= jnp.maximum(warmup, LEAST)
+        return compared & (norm > LARGEST_NORM * median(state))
 
     def norms_of(grads: Arrays) -> Arrays:
         separate = tuple(prefixes.values())

@@ -34,6 +34,8 @@ from jaxtrain.training.validation import Validation
 
 # A run that waits for data for more than this fraction of the time prints how to fix that.
 WAIT_FRACTION_TO_MENTION = 0.05
+# After so many bad steps in a row, the run ends or rolls back.
+MOST_IN_A_ROW = 10
 
 GPU_MEMORY = "train/gpu_memory_usage"
 
@@ -99,7 +101,7 @@ class StepRecorder:
         self.bad_in_a_row = bad_in_a_row
         self._unreported = 0  # bad steps in a row after the first
         self._last_bad = ""
-        self._limit = 1 if run.optim.bad_updates == "off" else run.optim.bad_in_a_row
+        self._limit = 1 if run.optim.bad_updates == "off" else MOST_IN_A_ROW
         self._first_nan: KeptStep | None = None  # since the last good step
         self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
         self._of_all = process_group.Exchange(

@@ -145,7 +145,6 @@ def test_bench_results_are_one_line_each() -> None:
         "rows": ROWS,
         "notes": {"pipeline": "no data", "save": "disk full"},
         "failed": ["save"],
-        "sweep": {},
     }
     assert results.bench_results(found) == [
         "pipeline skipped: no data",
@@ -157,8 +156,6 @@ def test_bench_results_are_one_line_each() -> None:
     ]
     out = {"failure": "out of memory", "detail": "16 GiB"}
     assert results.bench_results(out) == ["failed: out of memory 16 GiB"]
-    swept = found | {"sweep": {"4": {"rows": ROWS, "notes": {}}, "8": out}}
-    assert results.bench_results(swept)[-1] == "4: 8 examples/s, 0.336 GiB; 8: out of memory"
 
 
 def test_local_folders_are_hidden_in_the_table() -> None:

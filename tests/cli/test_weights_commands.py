@@ -201,30 +201,6 @@ def test_a_model_that_was_trained_with_an_adversary_loads(tmp_path: Path) -> Non
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize(
-    ("model", "reference", "words"),
-    [
-        (small_autoencoder.config(), "missing.py", "--reference missing.py does not exist"),
-        (mlm.Config.tiny(), "taehv.py", "is for a weights file of a video autoencoder: drop it"),
-    ],
-)
-def test_a_reference_that_does_not_fit_is_refused_before_anything_is_written(
-    model: Any,
-    reference: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("taehv.py").write_text("")
-    weights.save(Path("ours.safetensors"), model, random_params(model))
-    Path("out.safetensors").write_bytes(b"precious")
-    assert run("export", "ours.safetensors", "out.safetensors", "--reference", reference) == 2
-    assert words in capsys.readouterr().err
-    assert Path("out.safetensors").read_bytes() == b"precious"
-
-
 COMFYUI: dict[str, dict[str, Any]] = {
     "taehv": {"latent_channels": 16},
     "taeh3": {"latent_channels": 24, "patch_size": 2, "trim": "h3", "frames": 22},

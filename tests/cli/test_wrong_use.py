@@ -17,7 +17,6 @@ B1 = "--change '--optim.b1 0.8'"
         ("bench --seconds 3", "the name of a config is missing"),
         ("bench --config demo --json /nowhere/at/all.json", "/nowhere/at"),
         ("bench --config h100_8 --efficiency /tmp/new.json", "measures one device"),
-        ("bench ceilings --sweep batch", "unknown flag --sweep"),
         ("compare demo", 'what is compared with demo? Add --change "--section.field VALUE"'),
         ("compare demo demo_gpt demo_mlm", "compare takes two configs, not 3"),
         ("compare demo --change '--seed 1'", "side b has seed 1, and a 42: change other fields"),

@@ -121,7 +121,6 @@ def test_loss_and_gradients_equal(
     pixels = np.random.default_rng(0).integers(0, 256, (2, frames, 32, 32, 3), np.uint8)
     batch = {
         "video": jnp.asarray(pixels),
-        "augment": jnp.tile(jnp.float32([1, 1, 1, 0, 0]), (2, 1)),
         "weight": jnp.ones(2),
     }
     definition = ModelDefinition(model.build, model.freeze)

@@ -1,4 +1,4 @@
-"""Weights to and from PyTorch files, and ``export --reference``.
+"""Weights to and from PyTorch files.
 
 What the arrays compute is compared with the reference's outputs in
 tests/models/video_ae/test_weights.py.
@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 from cli.test_weights_commands import FIXTURES, published
-from models.video_ae import small_autoencoder
 from torch import nn
 
 from jaxtrain import main
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
-from jaxtrain.models import video_ae
 from jaxtrain.storage import tensor_files
 
 
@@ -60,62 +58,6 @@ def test_half_precision_is_converted_to_float32(checkout: Path, tmp_path: Path) 
     assert {str(array.dtype) for array in found.values()} == {"float32"}
     head = low["encoder.0.weight"].float().numpy().transpose(2, 3, 1, 0)
     np.testing.assert_array_equal(found["encoder.head.kernel"], head)
-
-
-# Stands in for taehv.py. It computes with our own network: the comparison itself is tested.
-REFERENCE = """
-import jax.numpy as jnp, torch
-from jaxtrain.models import video_ae
-from jaxtrain.training.state import ModelDefinition
-
-def nhwc(x):
-    return x.permute(0, 1, 3, 4, 2).numpy()
-
-def nchw(x):
-    return torch.tensor(x.__array__()).permute(0, 1, 4, 2, 3)
-
-class TAEHV:
-    def __init__(self, checkpoint_path, encoder_time_downscale, decoder_time_upscale, **sizes):
-        assert decoder_time_upscale == (False, True, True)
-        self.config = video_ae.Config(
-            time_downscale=encoder_time_downscale, frames=8, height=32, width=32, **sizes)
-    def load_state_dict(self, tensors):
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        params = self.config.from_weights(arrays, "here")
-        params = {name: jnp.asarray(array) for name, array in params.items()}
-        self.module = ModelDefinition(self.config.build).module(params, {})
-    def encode_video(self, pixels, show_progress_bar):
-        return nchw(self.module.encode(nhwc(pixels)))
-    def decode_video(self, latents, show_progress_bar):
-        return nchw(self.module.decode(nhwc(latents))).clamp(0, 1)FAULT
-"""
-
-
-@pytest.mark.parametrize(
-    ("fields", "fault", "words"),
-    [
-        ({}, "", "it computes the same as jaxtrain"),
-        ({"patch_size": 2, "latent_channels": 32}, "", "it computes the same as jaxtrain"),
-        ({}, ".flip(4)", "computes other frames than jaxtrain"),
-        ({}, "[:, 1:]", "computes frames of shape"),
-        ({"decoder": "super", "patch_size": 2, "latent_channels": 48}, "", "cannot run"),
-    ],
-)
-def test_export_compares_with_a_given_implementation(
-    fields: dict[str, Any],
-    fault: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    model = video_ae.Config(frames=8, height=32, width=32, **fields)
-    weights.save(tmp_path / "ours.safetensors", model, small_autoencoder.params(model))
-    (tmp_path / "taehv.py").write_text(REFERENCE.replace("FAULT", fault))
-    flags = ("--reference", tmp_path / "taehv.py")
-    code = command("export", tmp_path / "ours.safetensors", tmp_path / "out.pth", *flags)
-    printed = capsys.readouterr()
-    assert words in printed.out + printed.err
-    assert code == (0 if words.startswith("it computes") else 2)
 
 
 @pytest.mark.parametrize("content", ["text", "module", "torn", "numbers"])

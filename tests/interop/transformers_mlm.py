@@ -46,7 +46,6 @@ MODELS: dict[str, Any] = {
         heads=4,
         ff=40,
         local_attention=8,
-        global_every=2,
         global_base=500.0,
     ),
 }
@@ -200,17 +199,17 @@ def test_an_imported_model_can_be_trained_and_exported(
     transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
 
 
-RANDOM = [  # layers, heads, head width, feed-forward width, positions, tokens nearby, every, bases
-    (4, 2, 8, 24, 40, 8, 3, (160_000.0, 10_000.0)),
-    (5, 3, 4, 16, 37, 12, 2, (1000.0, 100.0)),
-    (2, 1, 32, 48, 150, 128, 3, (160_000.0, 10_000.0)),
+RANDOM = [  # layers, heads, head width, feed-forward width, positions, tokens nearby, bases
+    (4, 2, 8, 24, 40, 8, (160_000.0, 10_000.0)),
+    (5, 3, 4, 16, 37, 12, (1000.0, 100.0)),
+    (2, 1, 32, 48, 150, 128, (160_000.0, 10_000.0)),
 ]
 
 
 @pytest.mark.parametrize("sizes", RANDOM)
 def test_logits_and_gradients_are_those_of_modern_bert(sizes: Any, tmp_path: Path) -> None:
     """With documents of random lengths in one sequence, one of which is padded in theirs."""
-    layers, heads, width, ff, length, local, every, bases = sizes
+    layers, heads, width, ff, length, local, bases = sizes
     rng = np.random.default_rng(layers)
     torch.manual_seed(0)
     settings = transformers.ModernBertConfig(
@@ -221,7 +220,6 @@ def test_logits_and_gradients_are_those_of_modern_bert(sizes: Any, tmp_path: Pat
         num_attention_heads=heads,
         max_position_embeddings=length,
         local_attention=local,
-        global_attn_every_n_layers=every,
         rope_parameters={
             kind: {"rope_type": "default", "rope_theta": base}
             for kind, base in zip(("full_attention", "sliding_attention"), bases, strict=True)
@@ -237,7 +235,7 @@ def test_logits_and_gradients_are_those_of_modern_bert(sizes: Any, tmp_path: Pat
     theirs.save_pretrained(tmp_path)
     stored = weights.load(tmp_path)
     model: Any = stored.model
-    assert (model.layers, model.global_every, model.global_base) == (layers, every, bases[0])
+    assert (model.layers, model.global_base) == (layers, bases[0])
 
     ends = np.sort(rng.choice(np.arange(1, length), 3, replace=False))
     segments = np.digitize(np.arange(length), ends) + 1

@@ -153,7 +153,7 @@ def test_three_steps_match_nanochat(reference: Nanochat) -> None:
         eps=1e-10,
         weight_decay=0.0,
         max_grad_norm=None,
-        muon=config.Muon(first_momentum=0.95),
+        muon=config.Muon(momentum_steps=0),
     )
     groups = reference.model.optimizer_groups()
     optimizer = build.make_optimizer(settings, reference.definition.params, groups)

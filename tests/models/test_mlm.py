@@ -343,7 +343,7 @@ def test_the_parameters_are_as_many_as_in_transformers(sizes: Any, wanted: int) 
 def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:
     """The first layer is global, the second local."""
     model = dataclasses.replace(
-        MODELS["modern_bert"], sequence_length=64, layers=3, global_every=8, local_attention=4
+        MODELS["modern_bert"], sequence_length=64, layers=3, local_attention=4
     )
     graph, params = stirred(model)
     tokens = jnp.asarray(np.random.default_rng(0).integers(5, 50, (1, 64)), jnp.int32)

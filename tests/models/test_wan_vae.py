@@ -34,7 +34,6 @@ def video(frames: int, clips: int = 1) -> np.ndarray:
 def batch(clips: int, frames: int = 5) -> dict[str, Any]:
     return {
         "video": video(frames, clips),
-        "augment": np.tile(np.float32([1, 1, 1, 0, 0]), (clips, 1)),
         "weight": np.ones(clips, np.float32),
     }
 

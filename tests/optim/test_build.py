@@ -241,9 +241,7 @@ def test_only_matrices_shrink_without_gradients(muon: config.Muon | None) -> Non
         "matrices": config.Role(prefix="blocks.", role="matrix"),
         "wte": config.Role(prefix="wte", role="embedding"),
         "head": config.Role(prefix="head", role="unembedding"),
-        "other": config.Group(
-            prefix="other.", peak_lr=0.1, b1=0.9, b2=0.9, weight_decay=0.2, max_grad_norm=None
-        ),
+        "other": config.Group(prefix="other.", peak_lr=0.1, b1=0.9, b2=0.9, weight_decay=0.2),
     }
     some = settings(warmup_steps=0, weight_decay=0.5, peak_lr=0.01, schedule="constant", muon=muon)
     optimizer = build.make_optimizer(some, params, groups)

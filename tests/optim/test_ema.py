@@ -69,9 +69,7 @@ def params() -> dict[str, Any]:
     }
 
 
-GROUP = config.Group(
-    prefix="other.", peak_lr=0.1, b1=0.9, b2=0.99, weight_decay=0.0, max_grad_norm=None
-)
+GROUP = config.Group(prefix="other.", peak_lr=0.1, b1=0.9, b2=0.99, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("others", [{}, {"other": GROUP}])

@@ -111,7 +111,7 @@ def test_three_steps_match_muon(precision: config.Precision, tolerance: float) -
 
 
 def test_momentum_falls_during_the_warm_down() -> None:
-    momenta = config.Muon(first_momentum=0.85, momentum=0.97, momentum_steps=4, last_momentum=0.9)
+    momenta = config.Muon(momentum=0.97, momentum_steps=4, last_momentum=0.9)
     some = optim_of(momenta, schedule="trapezoid", warmdown_fraction=0.2)
     schedule = Schedule(some, 100, ROLES)
     found = [schedule.at(n)["matrices"].momentum for n in (0, 2, 4, 80, 90, 100)]
@@ -382,7 +382,6 @@ def test_the_rates_are_printed() -> None:
         ("embedding_lr", -1.0, "above 0"),
         ("unembedding_lr", math.inf, "above 0"),
         ("momentum", 1.0, "of at least 0 and below 1"),
-        ("first_momentum", -0.1, "of at least 0 and below 1"),
         ("momentum_steps", -1, "use at least 0"),
     ],
 )

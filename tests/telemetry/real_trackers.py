@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from program import TINY_MLM, command, environment, wait_for, write_corpus
+from program import (
+    OFTEN_BAD,
+    TINY_MLM,
+    command,
+    environment,
+    wait_for,
+    write_corpus,
+    write_often_bad,
+)
 
 # MLflow's own use of SQLAlchemy, in the process of the tests.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -70,11 +78,9 @@ main.console()
 SHORT = [*RUN, "--loop.steps", "60"]
 # As in tests/training/test_bad_updates.py: six rollbacks.
 ROLLED_BACK = [
-    *TINY_MLM,
-    *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4"],
-    *["--checkpoint.every", "10", "--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.945"],
-    *["--optim.bad_in_a_row", "2", "--checkpoint.keep", "20", "--track", "wandb,trackio,mlflow"],
-    *["--seed", "0"],
+    *OFTEN_BAD,
+    *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4", "--seed", "0"],
+    *["--checkpoint.every", "10", "--checkpoint.keep", "20", "--track", "wandb,trackio,mlflow"],
 ]
 
 
@@ -100,6 +106,7 @@ class Place:
             "HOME": str(folder),
         }
         write_corpus(folder)
+        write_often_bad(folder)
 
     def start(self, *arguments: object, program: str = "") -> subprocess.Popen[str]:
         own = [sys.executable, "-c", program, *map(str, arguments)]

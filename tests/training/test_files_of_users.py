@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint import small_checkpoint
-from program import TINY_MLM, run, started, train, wait_for, write_corpus
+from program import OFTEN_BAD, run, started, train, wait_for, write_corpus, write_often_bad
 from storage import of_users
 
 from jaxtrain.storage import run_marker
@@ -14,10 +14,9 @@ pytestmark = pytest.mark.slow
 
 # With this seed, the norms of several steps count as bad, and the run is rolled back.
 ARGUMENTS = [
-    *TINY_MLM,
+    *OFTEN_BAD,
     *("--data.path", "corpus", "--loop.steps", "60", "--checkpoint.every", "4"),
     *("--checkpoint.keep", "2", "--loop.record_examples", "True", "--seed", "0"),
-    *("--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.945", "--optim.bad_in_a_row", "2"),
     *("--output-dir", "work"),
 ]
 
@@ -37,6 +36,7 @@ def of_user(work: Path, files: dict[str, bytes]) -> dict[str, bytes]:
 
 def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     write_corpus(tmp_path)
+    write_often_bad(tmp_path)
     files = add_files(tmp_path / "work", 1)
     before = sorted(path for path in tmp_path.rglob("*"))
     done = run(tmp_path, *ARGUMENTS)
@@ -52,6 +52,7 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
 def test_all_files_of_a_user_are_there_byte_for_byte(tmp_path: Path) -> None:
     """They came after the run had begun: a stop, a resume, rollbacks, a step back, a prune."""
     write_corpus(tmp_path)
+    write_often_bad(tmp_path)
     work = tmp_path / "work"
     process = started(tmp_path, *ARGUMENTS)
     wait_for(lambda: (work / "checkpoints/4.json").exists(), process)

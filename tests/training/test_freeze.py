@@ -119,7 +119,7 @@ def small_run(**more: Any) -> config.Run:
 
 
 def test_a_discriminator_alone_is_not_trained() -> None:
-    adversary = video_ae.Adversary(frames=1, replay=4)
+    adversary = video_ae.Adversary(replay=4)
     run = small_run(freeze=("encoder", "decoder"), adversary=adversary)
     with pytest.raises(InputError, match=r"encoder decoder leaves only adversary to train: drop o"):
         step_setup.build_without_data(run, toy.mesh_of(1, 1))

@@ -22,8 +22,7 @@ STAGES = (
     *("--optim.warmdown_to", 0.1, "--optim.accumulate", 2),
     *("--model.perceptual.weights", "lpips.safetensors", "--model.perceptual.start_step", 3),
     *("--model.perceptual.ramp_steps", 4, "--model.adversary.start_step", 5),
-    *("--model.adversary.replay", 4, "--model.adversary.crop", 16),
-    *("--model.adversary.frames", 1, "--data.crop", 32, 32),
+    *("--model.adversary.replay", 4, "--model.adversary.crop", 16, "--data.crop", 32, 32),
     *("--loop.steps", 10, "--loop.log_every", 1, "--loop.eval_every", "None"),
     *("--checkpoint.every", 4, "--checkpoint.keep", 9, "--checkpoint.best_metric", "None"),
 )

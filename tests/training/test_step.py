@@ -44,7 +44,6 @@ def video_batch(spec: Any) -> dict[str, np.ndarray]:
     rows = spec["weight"].shape[0]
     return {
         "video": rng.integers(0, 256, spec["video"].shape).astype(np.uint8),
-        "augment": np.tile(np.float32([1.1, 0.9, 1.05, 0.02, 0.5]), (rows, 1)),
         "weight": np.ones(rows, np.float32),
     }
 

@@ -66,7 +66,7 @@ class Story:
     """A run controlled by the test; the device takes 1 s per step."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
-        self.directory, self.now, self.done = directory, 100.0, 0
+        self.directory, self.now, self.done, self.patch = directory, 100.0, 0, patch
         patch.setattr(step_recorder, "Window", functools.partial(Window, clock=lambda: self.now))
         base = config.named("demo_mlm")
         base = base.override({"data.workers": 2})
@@ -79,8 +79,11 @@ class Story:
         self.bad_in_a_row = 0
         self.recorder = self.begin()
 
-    def begin(self, *, waits: bool = False, keep: Any = None, **optim: Any) -> StepRecorder:
+    def begin(
+        self, *, waits: bool = False, keep: Any = None, in_a_row: int = 10, **optim: Any
+    ) -> StepRecorder:
         """Starts from scratch, with another optimizer config."""
+        self.patch.setattr(step_recorder, "MOST_IN_A_ROW", in_a_row)
         self.run = dataclasses.replace(
             self.run,
             optim=dataclasses.replace(self.run.optim, **optim),
@@ -185,7 +188,7 @@ def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: floa
 
 
 def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said: Any) -> None:
-    story.begin(bad_updates="skip", bad_in_a_row=2)
+    story.begin(bad_updates="skip", in_a_row=2)
     for gradient in (2.0, math.inf, 2.0, 2.0):
         story.step(gradient=gradient)
     assert story.recorder.done == 3
@@ -207,7 +210,7 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
 
 
 def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
-    story.begin(bad_updates="skip", bad_in_a_row=20)
+    story.begin(bad_updates="skip", in_a_row=20)
     for gradient in (2.0, *[math.inf] * 10, 2.0, math.inf, 2.0, *[math.inf] * 2, 2.0, 2.0):
         story.step(gradient=gradient)
     found = [line for line in said() if "bad" in line]
@@ -237,7 +240,7 @@ def test_the_first_nan_in_a_row_is_saved_when_bad_steps_end_the_run(
     story: Story, command: str
 ) -> None:
     kept = Kept(command)
-    story.begin(bad_updates="skip", bad_in_a_row=3, keep=kept)
+    story.begin(bad_updates="skip", in_a_row=3, keep=kept)
     story.step()
     story.step(gradient=math.nan)  # alone: forgotten after the next good one
     for _ in range(2):
@@ -261,7 +264,7 @@ def test_the_first_nan_in_a_row_is_saved_when_bad_steps_end_the_run(
 
 def test_a_nan_after_a_large_norm_is_the_one_that_is_saved(story: Story) -> None:
     kept = Kept("jaxtrain find-nan out")
-    story.begin(bad_updates="skip", bad_in_a_row=2, keep=kept)
+    story.begin(bad_updates="skip", in_a_row=2, keep=kept)
     story.step()
     story.step(bad=True)
     with pytest.raises(InputError, match="find the cause with"):
@@ -273,7 +276,7 @@ def test_a_nan_after_a_large_norm_is_the_one_that_is_saved(story: Story) -> None
 
 def test_nothing_is_saved_if_only_norms_were_too_large(story: Story) -> None:
     kept = Kept("jaxtrain find-nan out")
-    story.begin(bad_updates="skip", bad_in_a_row=2, keep=kept)
+    story.begin(bad_updates="skip", in_a_row=2, keep=kept)
     story.step(bad=True)
     with pytest.raises(InputError, match=r"latest; lower --optim\.peak_lr$"):
         story.step(bad=True)
@@ -284,7 +287,7 @@ def test_nothing_is_saved_if_only_norms_were_too_large(story: Story) -> None:
 
 def test_the_bad_steps_before_a_rollback_are_forgotten(story: Story) -> None:
     kept = Kept("jaxtrain find-nan out")
-    story.begin(bad_updates="rollback", bad_in_a_row=1, keep=kept)
+    story.begin(bad_updates="rollback", in_a_row=1, keep=kept)
     story.step()
     story.step(gradient=math.nan)
     assert story.recorder.too_many_bad()

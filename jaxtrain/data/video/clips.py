@@ -1,8 +1,7 @@
-"""Chooses, decodes, and augments the clips of one split of a video data set.
+"""Chooses, decodes, and crops the clips of one split of a video data set.
 
-The host chooses frames and crop, decodes, crops, and draws the parameters of the color jitter and
-the blur, which the device applies. The host, or for prepared clips the device, resizes to the
-model's size, mirrors, and converts to RGB.
+The host chooses frames and crop, decodes, and crops. The host, or for prepared clips the device,
+resizes to the model's size, mirrors, and converts to RGB.
 
 Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
 """
@@ -26,14 +25,8 @@ from jaxtrain.jobs import cache
 if TYPE_CHECKING:
     from jaxtrain.data.video import Config
 
-# Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
-IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
-# How far each of the first four moves from its middle, and the range of the fifth, whose largest
-# value the blur kernel on the device spans (LARGEST_SIGMA in models/reconstruction/augment.py).
-_JITTER = (0.15, 0.15, 0.15, 0.08)
-SIGMAS = (0.1, 2.0)
 _CACHED = ("_ends", "_last")
-_DRAWS = 12  # uniform numbers that every training example draws, whether it needs them or not
+_DRAWS = 6  # uniform numbers that every training example draws, whether it needs them or not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +122,7 @@ class Clips:
         if self.crop_of is None:
             return size
         scales = (self.config.min_crop_scale, self.config.max_crop_scale)
-        crops = cache.digest(self.crop_of, scales, self.config.flip)[:8]
+        crops = cache.digest(self.crop_of, scales, self.config.flip, _DRAWS)[:8]
         return f"{size}-{self.block}-crops-{crops}"
 
     def windows(self, video: Video) -> int:
@@ -161,10 +154,8 @@ class Clips:
         """Loads one clip.
 
         Returns:
-            ``video``: uint8 [T, H, W, 3]. If the config augments, also ``augment``: float32 [5],
-            the factors of brightness, contrast and saturation, the hue shift, and the blur's
-            sigma in pixels. With a teacher also ``latents``: float32 [L, h, w, C]. With
-            ``plane_size`` in place of ``video``: ``luma``, ``chroma``, and ``crop``
+            ``video``: uint8 [T, H, W, 3]. With a teacher also ``latents``: float32 [L, h, w, C].
+            With ``plane_size`` in place of ``video``: ``luma``, ``chroma``, and ``crop``
             (:func:`jaxtrain.ops.yuv.to_rgb`).
 
         Raises:
@@ -191,11 +182,7 @@ class Clips:
         video, _ = self._video_of(clip)
         piece, numbers = self._choose(video, draws[0, :2])
         positions = [self._position(piece, row) for row in draws]
-        examples = self._read(piece, numbers, positions)
-        if self.config.augments:
-            for example, row in zip(examples, draws, strict=True):
-                example["augment"] = np.asarray(self._augment(row[6:]), np.float32)
-        return examples
+        return self._read(piece, numbers, positions)
 
     def _read(
         self, piece: Piece, numbers: list[int], positions: list[video_frames.CropPosition]
@@ -294,28 +281,11 @@ class Clips:
         lengths = np.array([piece.frames for piece in video.pieces])
         if lengths.max() < count:
             raise BadExample(video.path, f"has no {count} frames in a row, as a clip needs")
-        smallest, largest = self.config.min_frame_delta, self.config.max_frame_delta
-        delta = _pick(smallest, largest, draws[0])
+        delta = _pick(1, self.config.max_frame_delta, draws[0])
         delta = min(delta, (int(lengths.max()) - 1) // max(count - 1, 1))
         counts = clips_in(lengths, (count - 1) * delta + 1, 1)
         number, first = located(counts, _pick(0, int(counts.sum()) - 1, draws[1]))
         return video.pieces[number], [first + delta * at for at in range(count)]
-
-    def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
-        """Returns the parameters of jitter and blur, from six uniform numbers."""
-        config = self.config
-        jitter = IDENTITY[:4]
-        if draws[0] < config.jitter_probability:
-            jitter = tuple(
-                middle + amount * (2 * draw - 1)
-                for middle, amount, draw in zip(IDENTITY[:4], _JITTER, draws[1:5], strict=True)
-            )
-        # One number decides whether to blur and, rescaled, how much.
-        sigma = 0.0
-        if draws[5] < config.blur_probability:
-            low, high = SIGMAS
-            sigma = low + (high - low) * draws[5] / config.blur_probability
-        return (*jitter, sigma)
 
 
 def _shares(max_clips: np.ndarray, count: int) -> np.ndarray:

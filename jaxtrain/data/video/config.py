@@ -20,7 +20,7 @@ from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.video import demo_videos, latents, pieces, sets, split
 from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import frames as video_frames
-from jaxtrain.data.video.clips import IDENTITY, Clips
+from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.sets import Videos
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.jobs import cache
@@ -81,10 +81,9 @@ class Config(DataConfig):
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
     border by two. None uses device, unless path was written by prepare clips for larger clips or a
     smaller min_crop_scale."""
-    min_frame_delta: bounds.Count = 1
-    """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: bounds.Count = 2
-    """Largest distance between consecutive frames of a clip, in frames of the file."""
+    """Largest distance between consecutive frames of a training clip, in frames of the file. Each
+    from 1 to this is equally likely; 1 takes every frame."""
     flip: bool = True
     """Mirror half of the training clips left to right."""
     crop: tuple[bounds.Count, bounds.Count] | None = None
@@ -101,13 +100,6 @@ class Config(DataConfig):
     side at the scale of validations; without crop, of the largest crop that fits."""
     max_crop_scale: Annotated[float, bounds.Bounds(above=0)] = 1.0
     """Largest side length of this part, as such a fraction; more than 1 requires crop."""
-    jitter_probability: bounds.ClosedFraction = 0.0
-    """Fraction of training clips that the encoder sees with color jitter: brightness, contrast, and
-    saturation by up to 15%, hue by up to 0.08 turns. The target has none, so the model learns to
-    remove it."""
-    blur_probability: bounds.ClosedFraction = 0.0
-    """Fraction of training clips that the encoder sees blurred, with a Gaussian sigma of 0.1 to 2
-    pixels. The target is not, so the model learns to sharpen."""
 
     @property
     def block(self) -> int:
@@ -116,12 +108,6 @@ class Config(DataConfig):
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
-        if self.min_frame_delta > self.max_frame_delta:
-            raise InputError(
-                f"data.min_frame_delta ({self.min_frame_delta}) must be at most "
-                f"data.max_frame_delta ({self.max_frame_delta})",
-                about=("data.min_frame_delta", "data.max_frame_delta"),
-            )
         if self.min_crop_scale > self.max_crop_scale:
             raise InputError(
                 f"data.min_crop_scale={self.min_crop_scale} must be at most "
@@ -148,15 +134,6 @@ class Config(DataConfig):
         height, width = self.crop
         return dataclasses.replace(model, height=height, width=width)
 
-    @property
-    def augments(self) -> bool:
-        """Whether the colors of any training clip are changed, or blurred.
-
-        If not, the step has none of these operations, which took a third of the step of ``demo`` on
-        a CPU.
-        """
-        return self.windows == "random" and self.jitter_probability + self.blur_probability > 0
-
     def converts_on_device(self, model: Any) -> bool:
         """Returns whether the device resizes clips and converts them to RGB."""
         if self.convert_on is not None:
@@ -181,16 +158,12 @@ class Config(DataConfig):
         }
 
     def sent(self, spec: dict[str, Any], model: Any) -> dict[str, Any]:
-        """Implements :meth:`DataConfig.sent`: planes, and parameters of augmentation, which the
-        device applies."""
+        """Implements :meth:`DataConfig.sent`: planes, where the device converts them."""
+        if not self.converts_on_device(model):
+            return spec
         import jax
 
         video = spec["video"]
-        if self.augments:
-            factors = jax.ShapeDtypeStruct((video.shape[0], len(IDENTITY)), np.float32)
-            spec = spec | {"augment": factors}
-        if not self.converts_on_device(model):
-            return spec
         batch, frames = video.shape[:2]
         high, wide = self._plane_size(model)
         planes = {

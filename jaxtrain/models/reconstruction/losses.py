@@ -154,25 +154,23 @@ class Adversary(Later):
     """Adversarial loss, with a discriminator.
     The discriminator corrects frames: Seraena (https://github.com/madebyollin/seraena).
 
-    It is trained together with the autoencoder, with its own optimizer and gradient clipping.
+    It is trained together with the autoencoder, with its own optimizer.
     """
 
     section = "model.adversary"
-    # AdamW's betas, and its decay except of norms, for the discriminator: Seraena's.
+    # Seraena's: frames per window, and the discriminator's AdamW, whose decay is not of norms, and
+    # whose gradients are not clipped.
+    frames: ClassVar[int] = 3
     b1: ClassVar[float] = 0.9
     b2: ClassVar[float] = 0.99
     weight_decay: ClassVar[float] = 0.01
 
     weight: bounds.Positive = 0.5
     """Weight of the mean squared distance between frames and corrected frames."""
-    frames: Annotated[int, bounds.Bounds(least=1, most=2**10)] = 3
-    """Consecutive frames per window of the discriminator."""
     crop: int | None = None
     """Side of the random crop that the discriminator sees (pixels); None uses the full frame."""
     replay: Annotated[int, bounds.Bounds(least=1, most=2**20)] = 1152
-    """Size of the replay buffer of earlier reconstructions, in windows of `frames` frames. A
-    multiple of a microbatch's windows fills the buffer evenly and needs no communication."""
+    """Size of the replay buffer of earlier reconstructions, in windows of three frames. A multiple
+    of a microbatch's windows fills the buffer evenly and needs no communication."""
     peak_lr: bounds.Positive = 3e-4
     """Learning rate of the discriminator, which is constant."""
-    max_grad_norm: bounds.Positive | None = 1.0
-    """Gradient clipping of the discriminator: the largest global norm. None turns it off."""

@@ -23,7 +23,7 @@ from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError, Problem
 from jaxtrain.models.contract import Batch, Model, ModelConfig, Sums
-from jaxtrain.models.reconstruction import augment, lpips, quality, samples, timing
+from jaxtrain.models.reconstruction import lpips, quality, samples, timing
 from jaxtrain.models.reconstruction.adversary import Seraena
 from jaxtrain.models.reconstruction.layers import Pointwise
 from jaxtrain.models.reconstruction.losses import Adversary, Channels, Perceptual, Teacher
@@ -102,13 +102,6 @@ class ReconstructionConfig(ModelConfig):
             )
 
     def _check_adversary(self, settings: Adversary) -> None:
-        decoded = self.timing.decoded(self.timing.latent_frames(self.frames))
-        if decoded < settings.frames:
-            raise InputError(
-                f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
-                f"has {decoded} reconstructed frames; use that many at most",
-                about=("model.adversary.frames", "model.frames"),
-            )
         crop, most = settings.crop, min(self.height, self.width)
         if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
             raise InputError(
@@ -222,7 +215,6 @@ class ReconstructionConfig(ModelConfig):
                 b1=settings.b1,
                 b2=settings.b2,
                 weight_decay=settings.weight_decay,
-                max_grad_norm=settings.max_grad_norm,
                 start_step=settings.start_step,
             )
         return groups
@@ -231,8 +223,7 @@ class ReconstructionConfig(ModelConfig):
         """Returns the arrays of a batch.
 
         `video` uint8 [B, T, H, W, 3], `weight` float32 [B]; with prepared latents of a teacher also
-        `latents`, float32 [B, L, h, w, C]. Data that are augmented add `augment`, float32 [B, 5]
-        (augment.FACTORS).
+        `latents`, float32 [B, L, h, w, C].
         """
         shape = (batch_size, self.frames, self.height, self.width, 3)
         spec = {
@@ -326,16 +317,12 @@ class Reconstruction(Model):
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the weighted sum of all losses that are on, over clips.
 
-        Color jitter and blur are in what the encoder sees, but not in the target, nor in what a
-        teacher sees.
-
         The metrics are `reconstruction_loss`, `psnr`, and those of the other losses. The losses use
         the reconstruction without clamping, which would remove the gradient of pixels outside [0,
         1]. PSNR is of the clamped reconstruction, as a viewer sees it.
         """
         video, weight_B = _to_float(batch["video"]), batch["weight"]
-        seen = augment.augment(video, batch["augment"]) if "augment" in batch else video
-        out = self._outputs(video, batch, seen)
+        out = self._outputs(video, batch)
         weight = weight_B.sum()
         total, metrics = self._losses(out, batch, weight)
         shown = jnp.clip(out.reconstruction, 0, 1)
@@ -462,12 +449,10 @@ class Reconstruction(Model):
         frames = [x.astype(dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
         return self.lpips(*frames).reshape(b, t)
 
-    def _outputs(
-        self, video_BTHW3: jax.Array, batch: Batch, seen_BTHW3: jax.Array | None = None
-    ) -> "_Outputs":
-        """Encodes and decodes a batch; the encoder may see other frames, such as blurred ones."""
+    def _outputs(self, video_BTHW3: jax.Array, batch: Batch) -> "_Outputs":
+        """Encodes and decodes a batch."""
         target = self.timing.target(video_BTHW3)
-        encoded = self.encode(video_BTHW3 if seen_BTHW3 is None else seen_BTHW3)
+        encoded = self.encode(video_BTHW3)
         teacher_latents = self._teacher_latents(video_BTHW3, batch)
         from_teacher = self.teacher is not None and self.teacher.decode
         decoder_input = teacher_latents if from_teacher and teacher_latents is not None else encoded
@@ -578,9 +563,10 @@ def _adversary(config: ReconstructionConfig, rngs: nnx.Rngs) -> Seraena | None:
     settings = config.adversary
     if settings is None:
         return None
+    decoded = config.timing.decoded(config.timing.latent_frames(config.frames))
     return Seraena(
         weight=settings.weight,
-        frames=settings.frames,
+        frames=min(settings.frames, decoded),
         crop=settings.crop,
         replay=settings.replay,
         height=config.height,

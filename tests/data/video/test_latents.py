@@ -69,7 +69,6 @@ def test_each_fixed_window_comes_once_and_is_not_augmented(data: Path, tmp_path:
         for index in range(len(split)):
             one, other = (split.example(index, np.random.default_rng(n)) for n in (1, 2))
             np.testing.assert_array_equal(one["video"], other["video"])
-            assert "augment" not in one
             seen.append([sample.number_of(picture) for picture in one["video"]])
     lengths = [15, 16, 17, 18]
     first = [6 * n for frames in lengths for n in range(frames // 6)]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from jaxtrain import config
 from jaxtrain.checkpoint.restore import named
@@ -215,7 +216,7 @@ def test_a_trained_discriminator_corrects(parts: Parts) -> None:
     assert cosine > 0.2
 
 
-def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
+def test_the_group_has_its_own_learning_rate_and_no_gradient_clipping() -> None:
     run = config.named("h100_8")
     settings = dataclasses.replace(run.optim, warmup_steps=0, schedule="constant", peak_lr=1e-3)
     kernel, other = "adversary.discriminator.layers.0.kernel", "encoder.head.kernel"
@@ -238,24 +239,22 @@ def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
     assert float(updates[kernel].max()) == pytest.approx(-(3e-4 * 1.01), rel=1e-3)
     assert float(updates[other].max()) == pytest.approx(-(1e-3 * 1.01), rel=1e-3)
     assert sum(leaf.size for leaf in jax.tree.leaves(moments)) == pytest.approx(2 * 27, abs=8)
-    # The first moment is a tenth of the clipped gradient; joint clipping would give ~1e-10.
+    # The first moment is a tenth of the gradient; clipping the other's with it would give ~1e-10.
     first = named(moments)
     (name,) = [name for name in first if name.endswith(f"mu.{other}")]
     np.testing.assert_allclose(first[name], 1e-4, rtol=1e-3)
     (name,) = [name for name in first if name.endswith(f"mu.{kernel}")]
-    assert float(jnp.linalg.norm(first[name])) == pytest.approx(0.1, rel=1e-3)
+    np.testing.assert_allclose(first[name], 1e5, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"crop": 20}, r"model.adversary.crop=20: use a multiple of 8 up to 32"),
-        ({"frames": 10}, r"model.adversary.frames=10: a clip of model.frames=12 has 9"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(changes: dict[str, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(MODEL, adversary=dataclasses.replace(SETTINGS, **changes))
+def test_a_window_has_no_more_frames_than_a_clip() -> None:
+    short = dataclasses.replace(MODEL, frames=4)  # of which one is reconstructed
+    assert nnx.eval_shape(lambda: short.build(nnx.Rngs(0))).adversary.frames == 1
+
+
+def test_settings_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"model.adversary.crop=20: use a multiple of 8 up to 32"):
+        dataclasses.replace(MODEL, adversary=dataclasses.replace(SETTINGS, crop=20))
     with pytest.raises(InputError, match=r"model.adversary.replay=0"):
         video_ae.Adversary(replay=0)
     with pytest.raises(InputError, match=r"encoder_weight=nan"):

@@ -23,7 +23,6 @@ def batch() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {
         "video": jnp.asarray(rng.integers(0, 256, (2, 4, 32, 32, 3), np.uint8)),
-        "augment": jnp.tile(jnp.float32([1, 1, 1, 0, 0]), (2, 1)),
         "weight": jnp.float32([1, 3]),
         "latents": jnp.asarray(rng.normal(size=(2, *MODEL.latent_shape)), jnp.float32),
     }

@@ -82,7 +82,6 @@ def batch(config: video_ae.Config, rows: int = 2) -> dict[str, jax.Array]:
     spec = config.batch_spec(rows)
     found = {
         "video": jnp.asarray(rng.integers(0, 256, spec["video"].shape), jnp.uint8),
-        "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (rows, 1)),
         "weight": jnp.ones(rows),
     }
     if "latents" in spec:

@@ -50,7 +50,6 @@ def batch(rows: int = 2) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {
         "video": jnp.asarray(rng.integers(0, 256, (rows, 5, 16, 16, 3), np.uint8)),
-        "augment": jnp.tile(jnp.float32([1, 1, 1, 0, 0]), (rows, 1)),
         "weight": jnp.ones(rows),
     }
 

@@ -14,7 +14,7 @@ from training import toy
 from jaxtrain.cost.flops import product_flops
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.reconstruction import augment, samples, timing
+from jaxtrain.models.reconstruction import samples, timing
 from jaxtrain.models.video_ae import blocks
 from jaxtrain.ops.cpu import COMPILER_OPTIONS
 from jaxtrain.training.model_flops import model_flops
@@ -31,10 +31,8 @@ def parts() -> tuple[Any, Any]:
 def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
     shape = TINY.batch_spec(rows)["video"].shape
-    jitter = rng.uniform([0.8, 0.8, 0.8, -0.1, 0.1], [1.2, 1.2, 1.2, 0.1, 2.0], (rows, 5))
     return {
         "video": jnp.asarray(rng.integers(0, 256, shape), jnp.uint8),
-        "augment": jnp.asarray(jitter, jnp.float32),
         "weight": jnp.ones(rows),
     }
 
@@ -145,10 +143,10 @@ def test_h3_encodes_enough_chunks_to_show_every_frame() -> None:
 def test_the_loss_is_the_weighted_error_per_frame(
     parts: tuple[Any, Any], kind: Any, power: int
 ) -> None:
-    """Compares frame i with frame i, not clamped and not augmented."""
+    """Compares frame i with frame i, not clamped."""
     graph = nnx.graphdef(dataclasses.replace(TINY, reconstruction_error=kind).build(nnx.Rngs(0)))
     params = parts[1]
-    same = {**batch(2), "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (2, 1))}
+    same = batch(2)
     module = nnx.merge(graph, params)
     tail = module.decoder.tail.kernel
     tail.set_value(20 * tail[...])  # far outside [0, 1]
@@ -183,34 +181,6 @@ def test_weighted_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> N
     assert_same(function(params, whole), jax.tree.map(jnp.add, *halves))
     whole["weight"] = jnp.array([1.0, 1.0, 0.0, 0.0])
     assert_same(function(params, whole), function(params, rows_of(whole, slice(2))))
-
-
-def test_jitter_and_blur_are_in_what_the_encoder_sees_and_not_in_the_target(
-    parts: tuple[Any, Any],
-) -> None:
-    graph, params = parts
-    clips = batch(2)
-    module = nnx.merge(graph, params)
-    video = clips["video"].astype(jnp.float32) / 255
-
-    @nnx.jit
-    def decoded(module: Any, seen: jax.Array) -> jax.Array:
-        return module.decode(module.encode(seen))
-
-    found = decoded(module, augment.augment(video, clips["augment"]))
-    target = jnp.concatenate([video, video[:, -1:]], 1)[:, :5]
-    error = jnp.square(found - target).mean((1, 2, 3, 4)).sum()
-    metrics = jitted("loss", graph)(params, clips)[2]
-    assert metrics["reconstruction_loss"][0] == pytest.approx(float(error), rel=1e-4)
-
-
-def test_validation_does_not_augment(parts: tuple[Any, Any]) -> None:
-    graph, params = parts
-    evaluate, clips = jitted("evaluate", graph), batch(2)
-    plain = {**clips, "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (2, 1))}
-    assert_same(evaluate(params, clips), evaluate(params, plain), rtol=0)
-    loss = jitted("loss", graph)
-    assert abs(loss(params, clips)[0] - loss(params, plain)[0]) > 1e-3
 
 
 def test_validation_reports_the_values_of_each_clip(parts: tuple[Any, Any]) -> None:
