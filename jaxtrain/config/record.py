@@ -109,44 +109,45 @@ def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
     return saved
 
 
-def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:
+def _make(section: type[Any], saved: Mapping[str, Any], source: str, location: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(section) if field.init}
     hints = typing.get_type_hints(section)
     for name in saved:
         if name not in fields:
             raise InputError(
-                f"{source}: {where} has no field {errors.short_repr(name)}: {OTHER_VERSION}"
+                f"{source}: {location} has no field {errors.short_repr(name)}: {OTHER_VERSION}"
             )
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in saved:
-            raise InputError(f"{source}: {where}.{name} is missing: {OTHER_VERSION}")
+            raise InputError(f"{source}: {location}.{name} is missing: {OTHER_VERSION}")
     values = {
-        name: _value(value, hints[name], source, f"{where}.{name}") for name, value in saved.items()
+        name: _value(value, hints[name], source, f"{location}.{name}")
+        for name, value in saved.items()
     }
     try:
         return section(**values)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
     except (ArithmeticError, ValueError, TypeError) as error:  # a check failed on odd values
-        raise InputError(f"{source}: the fields of {where} do not fit ({error})") from error
+        raise InputError(f"{source}: the fields of {location} do not fit ({error})") from error
 
 
-def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
+def _value(value: Any, annotation: Any, source: str, location: str) -> Any:
     if isinstance(value, Mapping):
         for choice in (annotation, *typing.get_args(annotation)):
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
-                return _make(choice, value, source, where)
+                return _make(choice, value, source, location)
     items = tuple(value) if isinstance(value, list) else value
     if not field_values.matches(items, annotation):
         raise InputError(
-            f"{source}: {where} takes {field_values.takes(annotation)}, not "
+            f"{source}: {location} takes {field_values.takes(annotation)}, not "
             f"{errors.short_repr(value)}"
         )
     for number in items if isinstance(items, tuple) else (items,):
         too_large = isinstance(number, int) and abs(number) >= _LARGEST
         if too_large or (isinstance(number, float) and not math.isfinite(number)):
             raise InputError(
-                f"{source}: {where}={errors.short_repr(number)}: use a smaller, finite number"
+                f"{source}: {location}={errors.short_repr(number)}: use a smaller, finite number"
             )
     return items

@@ -93,7 +93,7 @@ class SubprocessWorker:
             paths = [str(code), *filter(None, [variables.get("PYTHONPATH")])]
             variables = {**variables, "PYTHONPATH": os.pathsep.join(paths)}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
-        asked = json.dumps({"launched_at": time.time(), "request": request})
+        envelope = json.dumps({"launched_at": time.time(), "request": request})
         self._process = subprocess.Popen(
             # -P: the current directory is often the checkout, whose package would come first.
             [
@@ -108,7 +108,7 @@ class SubprocessWorker:
         assert self._process.stdin is not None
         # The process may have ended already.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(asked.encode())
+            stdin.write(envelope.encode())
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +231,7 @@ def main(function: str, parent: str, grace_s: str) -> int:
     os.dup2(2, 1)
     own_signals()
     threading.Thread(target=_end_with, args=(int(parent), float(grace_s)), daemon=True).start()
-    asked = json.load(sys.stdin)
+    envelope = json.load(sys.stdin)
 
     def write(kind: str, content: Any = None) -> None:
         messages.write(json.dumps([kind, content]) + "\n")
@@ -241,10 +241,10 @@ def main(function: str, parent: str, grace_s: str) -> int:
         began = time.perf_counter()
         call = _named(function)
         start = {
-            "interpreter": _STARTED_AT - asked["launched_at"],
+            "interpreter": _STARTED_AT - envelope["launched_at"],
             "imports": time.perf_counter() - began,
         }
-        call(asked["request"] | {"start": start}, lambda message: write("message", message))
+        call(envelope["request"] | {"start": start}, lambda message: write("message", message))
     except InputError as error:
         write("wrong", list(map(str, error.messages)))
     except RunAgain as error:
