@@ -114,9 +114,8 @@ class RemoteRun:
         total = sum(left.values())
         self._say(f"fetching {checkpoint} from {self.bucket.url} ({total / 2**20:.1f} MiB)")
         folder.mkdir(parents=True, exist_ok=True)
-        check_room(
-            folder, total, f"checkpoint {checkpoint} of {self.bucket.url}", "free space there"
-        )
+        content = f"fetching checkpoint {checkpoint} of {self.bucket.url}"
+        check_room(folder, total, content, "free space there")
 
         def fetch(name: str) -> None:
             path = folder / name
@@ -191,7 +190,8 @@ def run_to_read(
         if not sizes:
             raise InputError(f"{url} has no files: check the URL")
         need = sum(n for name, n in sizes.items() if own_files.is_own(file_copies.file_of(name)))
-        check_room(local, need, url, "free space there, or set $JAXTRAIN_CACHE to another folder")
+        cure = "free space there, or set $JAXTRAIN_CACHE to another folder"
+        check_room(local, need, f"fetching {url}", cure)
         FileCopies(remote.bucket, local).fetch(own_files.is_own)
         if damaged is not None:
             # What is in the bucket is verified.

@@ -28,8 +28,7 @@ def _list() -> None:
 
 def _show(name: str, changes: Sequence[str]) -> None:
     run = config.load(name, changes)
-    terminal.out(files.docstring(name))
-    print()
+    terminal.out(f"{files.docstring(name)}\n")
     everything = [
         leaf._replace(value=addresses.scrubbed(leaf.value)) for leaf in overrides.leaves(run)
     ]

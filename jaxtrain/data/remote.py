@@ -273,7 +273,12 @@ def _download(address: str, path: Path, subject: str, stop: threading.Event) -> 
                 version = {**answer.meta}
                 _check_kind(answer.attributes.get("Content-Type", ""), subject)
                 cure = "free space there, or pass another folder with --data.cache_dir or "
-                check_room(path.parent, version["size"], subject, f"{cure}$JAXTRAIN_CACHE")
+                check_room(
+                    path.parent,
+                    version["size"],
+                    f"fetching {subject}",
+                    f"{cure}$JAXTRAIN_CACHE",
+                )
             elif answer is None or {**answer.meta} != version:
                 received = 0
                 file.seek(0)

@@ -72,7 +72,7 @@ def download_folder(
     made, sizes = complete
     missing = {file: size for file, size in sizes.items() if _size(folder / file) != size}
     folder.mkdir(exist_ok=True)
-    check_room(folder, sum(missing.values()), url, cure)
+    check_room(folder, sum(missing.values()), f"fetching {url}", cure)
     say(f"fetching {sum(missing.values()) / 1e6:,.1f} MB from {url}")
     for path in {(folder / file).parent for file in sizes}:
         path.mkdir(parents=True, exist_ok=True)

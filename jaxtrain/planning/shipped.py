@@ -45,17 +45,20 @@ def rows() -> list[Row]:
 def without_compiler(
     config: str, gpu: str, overrides: Sequence[str], price: float | None = None
 ) -> str:
-    """Returns an error: that the compiler is missing, how to install it, and the shipped plan."""
-    message = (
-        "plan requires JAX's compiler for GPUs, but no GPU: install it, which takes some minutes "
-        f"and 5 GB, with {versions.install('cuda12')}"
+    """Returns an error: the shipped plan, that the compiler is missing, and how to install it."""
+    install = (
+        "JAX's compiler for GPUs, but no GPU: install it, which takes some minutes and 6 GB, with "
+        f"{versions.install('cuda12')}"
     )
     plans = [row for row in rows() if row.config == config]
     row = next((row for row in plans if row.gpu == gpu), None) or next(iter(plans), None)
     if row is None:
-        return message
+        return f"plan requires {install}"
     changed = " (without your changes)" if overrides or row.gpu != gpu else ""
-    return f"{message}. The plan of {config} as shipped{changed}: {described(row, price)}"
+    return (
+        f"the plan of {config} as shipped{changed} {described(row, price)}. Any other plan "
+        f"requires {install}"
+    )
 
 
 def described(row: Row, price: float | None = None) -> str:

@@ -135,7 +135,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_room(folder: Path, need: int, content: str, cure: str) -> None:
-    """Checks that a folder's disk has room for what is about to be fetched.
+    """Checks that a folder's disk has room for what is about to be written.
 
     Args:
         need: in bytes.
@@ -146,8 +146,7 @@ def check_room(folder: Path, need: int, content: str, cure: str) -> None:
     free = free_bytes(folder)
     if need > free:
         raise RunAgain(
-            f"fetching {content} needs {need:,} bytes, but only {free:,} are free in {folder}: "
-            f"{cure}"
+            f"{content} needs {need:,} bytes, but only {free:,} are free in {folder}: {cure}"
         )
 
 

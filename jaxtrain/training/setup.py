@@ -41,9 +41,8 @@ from jaxtrain.optim.build import rate_flag
 from jaxtrain.optim.schedule import Schedule, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
-from jaxtrain.storage import addresses, bucket
+from jaxtrain.storage import addresses, bucket, disks
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say
 from jaxtrain.training import preflight, run_directory, run_summary
@@ -70,12 +69,13 @@ from jaxtrain.training.save_policy import (
     patience_over,
 )
 from jaxtrain.training.state import State
-from jaxtrain.training.state_size import bytes_per_device, parameter_count
+from jaxtrain.training.state_size import bytes_per_device, parameter_count, total_bytes
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
 from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_MAX_HOURS, Stopping
 from jaxtrain.training.validation import Evaluator
+from jaxtrain.xla import options
 
 _SHARE = (
     "set --data.cache_dir to storage that every host sees, or to a folder of a bucket; or run "
@@ -151,6 +151,7 @@ def open_training(
             built = build_step_setup(
                 run, directory.mesh, len(data.sources.train), log.say, directory.position
             )
+            _check_room(built, directory)
             log.started(built.total)
             explained = functools.partial(
                 out_of_memory.explained,
@@ -342,7 +343,7 @@ def _with_weights(run: config.Run, directory: OpenedDirectory, say: Say) -> Any:
                 dataclasses.replace(intent, digest=digest).write(directory.place)
         except OSError as error:
             what = f"{error.filename} cannot be read or written"
-            raise disk_trouble(error, what, "make it readable") from error
+            raise disks.disk_trouble(error, what, "make it readable") from error
         return ""
 
     process_group.process_zero_decides(check)
@@ -525,6 +526,22 @@ def open_state(
         has_best=functools.partial(has_best, directory.path, directory.uploader),
     )
     return OpenedState(state, meta, run_progress)
+
+
+def _check_room(built: StepSetup, directory: OpenedDirectory) -> None:
+    """Checks that the disk has room for the first checkpoint, before anything is compiled.
+
+    Not at a resume, where a save may make room by deleting an older one.
+
+    Raises:
+        RunAgain: it has not.
+    """
+    shares_disk = directory.uploader is None
+    if directory.resumes or (shares_disk and jax.process_index() != 0):
+        return
+    need = total_bytes(built.saved) // (1 if shares_disk else jax.process_count())
+    cure = "free space there, or set another --output-dir"
+    disks.check_room(directory.path, need, "a checkpoint of this run", cure)
 
 
 def _code_if_over(
@@ -740,9 +757,10 @@ def compile_in_all_processes(
     """
     began = time.perf_counter()
     traced = setup.trace_step(donate=not flags.debug, profiled=flags.profile is not None)
-    with setup.lowering():
+    with setup.lowering(), options.cache_hits() as hits:
         compiled = traced.lower().compile()
-    log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    read = " (read from the compilation cache)" if hits else ""
+    log.say(f"compiled in {time.perf_counter() - began:.1f} s{read}")
     cost, state_bytes = planned.cost(setup, traced, compiled), bytes_per_device(setup.target)
     log.emit(
         StepCompiled(

@@ -1,8 +1,9 @@
 """Sets up compilation: the cache on disk, and compiler options for a platform."""
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from jaxtrain.ops import cpu
 
 # Shorter compilations are not cached.
 _WORTH_KEEPING_S = 0.5
+_HIT = "/jax/compilation_cache/cache_hits"  # an event of jax.monitoring
 
 Options = dict[str, str | bool]
 T = TypeVar("T")
@@ -52,6 +54,22 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
     if not environment.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING_S)
+
+
+@contextlib.contextmanager
+def cache_hits() -> Iterator[list[str]]:
+    """Collects an entry for each program that is read from the compilation cache in the block."""
+    hits = list[str]()
+
+    def listen(event: str, **details: str | int) -> None:
+        if event == _HIT:
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
 
 
 def options(

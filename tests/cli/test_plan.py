@@ -85,8 +85,8 @@ ROW = shipped.Row("h100_8", "h100", 8, 25.91, 71.09, (0.205, 0.28), 100_000, (6.
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
-        (["h100_8"], "The plan of h100_8 as shipped: on 8 x NVIDIA H100 80GB HBM3, jax 0.12.0: "),
-        (["h100_8", "--gpus", "2x8"], "as shipped (without your changes): on 8 x NVIDIA H100"),
+        (["h100_8"], "the plan of h100_8 as shipped on 8 x NVIDIA H100 80GB HBM3, jax 0.12.0: "),
+        (["h100_8", "--gpus", "2x8"], "as shipped (without your changes) on 8 x NVIDIA H100"),
         (["own.py"], None),
     ],
 )
@@ -103,7 +103,7 @@ def test_without_a_gpu_compiler_the_shipped_plan_is_printed_at_once(
     Path("own.py").write_text("from jaxtrain import config\nrun = config.named('h100_8')\n")
     assert main.main(["plan", *typed, "--price-per-gpu-hour", "2.5"]) == 2
     error = capsys.readouterr().err
-    assert "plan requires JAX's compiler for GPUs, but no GPU: install it" in error
+    assert "requires JAX's compiler for GPUs, but no GPU: install it" in error
     assert "cuda12" in error
     if shown is None:
         assert "as shipped" not in error

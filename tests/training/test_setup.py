@@ -21,7 +21,8 @@ from jaxtrain.checkpoint.store import Folder
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import disks
 from jaxtrain.training import (
     first_state,
     rollback,
@@ -195,3 +196,20 @@ def test_all_processes_resume_from_what_process_0_has_chosen_at_a_url(
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert setup._open_start(run, flags, tmp_path / "run", place, None, log) == first
     assert fetched == [newest, chosen]
+
+
+def test_a_disk_without_room_for_a_checkpoint_ends_a_new_run_before_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume may make room: its save deletes an older checkpoint."""
+    built: Any = SimpleNamespace(saved={"w": jax.ShapeDtypeStruct((1000, 3), jnp.float32)})
+    directory: Any = SimpleNamespace(resumes=False, uploader=None, path=tmp_path)
+    free = {"bytes": 12_000}
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: free["bytes"])
+    setup._check_room(built, directory)
+    free["bytes"] = 11_999
+    message = r"a checkpoint of this run needs 12,000 bytes, but only 11,999 are free in .*: free"
+    with pytest.raises(RunAgain, match=message):
+        setup._check_room(built, directory)
+    directory.resumes = True
+    setup._check_room(built, directory)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxtrain.models import masked
 from jaxtrain.xla import options
@@ -33,6 +34,22 @@ def test_the_environment_may_set_another_folder(tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", "chosen")  # jax reads the variable by itself
     options.use_cache({"JAX_COMPILATION_CACHE_DIR": "chosen"}, tmp_path)
     assert jax.config.jax_compilation_cache_dir == "chosen"
+
+
+def test_a_program_from_the_cache_is_noticed(tmp_path: Path) -> None:
+    options.use_cache({}, tmp_path)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()  # it keeps the folder that it has opened
+    lowered = jax.jit(lambda x: x * 3 + 1).lower(jnp.zeros(7))
+    counts = []
+    for _ in range(2):
+        with options.cache_hits() as hits:
+            lowered.compile()
+        jax.clear_caches()
+        lowered = jax.jit(lambda x: x * 3 + 1).lower(jnp.zeros(7))
+        counts.append(len(hits))
+    assert counts == [0, 1]
+    compilation_cache.reset_cache()
 
 
 def test_short_compilations_are_not_cached(tmp_path: Path) -> None:
