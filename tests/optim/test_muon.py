@@ -351,9 +351,7 @@ def test_a_model_without_matrices_is_refused() -> None:
 
 
 def test_separate_groups_stay_separate() -> None:
-    apart = param_groups.Group(
-        prefix="extra.", peak_lr=0.5, b1=0.9, b2=0.9, weight_decay=0.0, max_grad_norm=None
-    )
+    apart = param_groups.Group(prefix="extra.", peak_lr=0.5, b1=0.9, b2=0.9, weight_decay=0.0)
     params, grads = drawn(), drawn(1)
     groups = {**ROLES, "extra": apart}
     updates, _ = first_update(settings(weight_decay=0.0), params, grads, groups)
