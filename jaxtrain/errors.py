@@ -33,9 +33,9 @@ EXIT_CODES = {
         )
     },
     RUN_AGAIN: "temporary failure; run the same command again, a run with `--resume latest`: "
-    "SIGTERM, a closed terminal, a hang, a lost process, a disk or bucket that rejects checkpoints "
-    "or other results, a data disk or server that does not respond, or a device that computes "
-    "wrong results",
+    "SIGTERM, a closed terminal, a hang, a lost process of the run or of its input, a disk or "
+    "bucket that is full or rejects results, a data disk or server that does not respond, another "
+    "run in the same directory, or a device that computes wrong results",
     INTERRUPTED: "`loop.max_hours` or `loop.max_total_hours` is over, or Ctrl-C",
     134: "jax has ended the process, because another process of the run is gone or has not "
     "responded for a minute; launchers resume the run",

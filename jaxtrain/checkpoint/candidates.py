@@ -2,7 +2,7 @@
 
 :func:`newest_intact` looks at the pointers, the newest first, and verifies each: an intact one is
 taken, a damaged one is passed over, and one that cannot be read at the moment ends the search with
-an error, since it may be intact. :mod:`jaxtrain.checkpoint.resume` has the rules.
+an error, since it may be intact. :mod:`jaxtrain.checkpoint.start` decides.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -48,7 +48,7 @@ def restore(
         subset: allow more arrays in the checkpoint than requested, for example to restore
             parameters without the optimizer. They are not read.
         verified: process 0 has just verified the checkpoint, for example in
-            :func:`jaxtrain.checkpoint.resume.choose`. Otherwise each process verifies it first.
+            :mod:`jaxtrain.checkpoint.start`. Otherwise each process verifies it first.
 
     Raises:
         InputError: the arrays differ in name, shape or dtype (checked before anything is loaded),

@@ -1,7 +1,4 @@
-"""Refuses to resume with other data, another seed, or another meaning of the parameters.
-
-This is rule 6 of :mod:`jaxtrain.checkpoint.resume`.
-"""
+"""Refuses to resume with other data, another seed, or another meaning of the parameters."""
 
 from collections.abc import Mapping
 from typing import Any

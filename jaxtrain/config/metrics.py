@@ -132,8 +132,10 @@ METRICS = {
     ),
     "steps_per_second": _speed("steps per second", unit="1/s"),
     "mfu": _speed(
-        "model FLOPs utilization: FLOPs that the model needs, without recomputation, divided by "
-        "time x devices x the datasheet's dense bf16 rate",
+        "model FLOPs utilization: FLOPs of the matrix products and convolutions that the loss and "
+        "its gradient need, divided by time x devices x the datasheet's dense bf16 rate; keys in "
+        "the windows of attention, a teacher in the step, LPIPS, and the adversary count, "
+        "recomputation and the optimizer do not",
         title="MFU (model / datasheet FLOP/s)",
         unit="fraction",
     ),

@@ -460,6 +460,9 @@ def _complete(
         "failed": [
             {"name": name, "reason": why} for name, why in sorted(everything.failed.items())
         ],
+        "notes": sorted(
+            note for _, record in made for note in record.get("details", {}).get("notes", ())
+        ),
         "not_in_list": stray,
     }
     place.write(REPORT, json.dumps(report, indent=1) + "\n")

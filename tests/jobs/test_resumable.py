@@ -120,6 +120,7 @@ def test_each_input_has_an_output_a_record_and_a_place_in_the_report(case: Case)
         "made": 2,
         "characters": 8,
         "failed": [],
+        "notes": ["one", "three"],
         "not_in_list": [],
     }
 
