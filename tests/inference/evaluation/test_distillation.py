@@ -46,7 +46,7 @@ def measured(
         height=HEIGHT,
         width=WIDTH,
     )
-    clip: Any = types.SimpleNamespace(run=types.SimpleNamespace(name="a.mp4"), place=0.5)
+    clip: Any = types.SimpleNamespace(frame_range=types.SimpleNamespace(name="a.mp4"), place=0.5)
     shape = (FRAMES, HEIGHT, WIDTH, 3)
     video = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     result = meter.result_of(clip, video[..., :1].repeat(3, -1) if gray else video)
