@@ -3,9 +3,9 @@
     python benchmarks/text_memory.py --megabytes 2000 --folder /tmp/corpus
 
 Writes a corpus (.jsonl) and trains `demo_mlm` on it from the command line, which reads the files,
-trains a tokenizer, tokenizes and packs everything, and runs a few steps. Meanwhile, it sums
-`RssAnon` (/proc) over the process and its descendants: memory that the kernel cannot free by
-dropping file pages. Prints one JSON object.
+trains a tokenizer, tokenizes everything, lays out the examples, and runs a few steps. Meanwhile,
+it sums `RssAnon` (/proc) over the process and its descendants: memory that the kernel cannot free
+by dropping file pages. Prints one JSON object.
 """
 
 import argparse

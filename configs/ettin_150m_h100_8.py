@@ -1,10 +1,11 @@
-"""Ettin encoder, 150M parameters, documents packed into sequences of 1024, on one node of 8 H100.
+"""Ettin encoder, 150M parameters, sequences of 1024 tokens, on one node of 8 H100.
 
 ModernBERT (https://arxiv.org/abs/2412.13663) of the base size, as Ettin trains it
 (https://arxiv.org/abs/2507.11412): StableAdamW, decay that does not depend on the rate, and 1.7
 trillion tokens. tests/config/test_sources.py holds every value against Ettin's file. It differs in
-a constant batch, where Ettin's grows to 4,608 sequences in the first 50 billion tokens; in packed
-documents; and in the decay over the last 5%, which Ettin has in two later runs.
+a constant batch, where Ettin's grows to 4,608 sequences in the first 50 billion tokens; in
+sequences of several documents, which do not see each other; and in the decay over the last 5%,
+which Ettin has in two later runs.
 
 Guide: docs/guides/masked-lm.md, also for those runs, with longer sequences. A specialist would
 start from these values as they are.

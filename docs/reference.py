@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, errors, main
+from jaxtrain.cli import commands
 from jaxtrain.config import files, metrics
 from jaxtrain.planning import shipped
 
@@ -101,15 +102,12 @@ def _aligned(flag: str) -> str:
 
 
 def _commands() -> dict[str, tuple[str, ...]]:
-    actions = {"prepare": ("clips", "tokens", "latents")}
     found: dict[str, tuple[str, ...]] = {
         "jaxtrain": ("--help",),
         "jaxtrain train demo": ("train", "demo", "--help"),
     }
-    for name in main.COMMANDS:
-        found[name] = (name, "--help")
-        for action in actions.get(name, ()):
-            found[f"{name} {action}"] = (name, action, "--help")
+    for name in (*main.COMMANDS, *commands.TABLE):
+        found[name] = (*name.split(), "--help")
     return found
 
 

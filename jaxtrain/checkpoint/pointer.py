@@ -299,7 +299,7 @@ def folder_of(path: Path) -> Path:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Returns the ``meta`` argument of :meth:`CheckpointSaver.save` for this checkpoint.
+    """Returns the ``meta`` with which this checkpoint was saved.
 
     Raises:
         InputError: it is not a complete checkpoint.

@@ -424,8 +424,8 @@ class PrepareTokens(OfConfig, InProcesses, Json):
     """Prepares the tokenizer, tokens, and examples of a text config, before you rent GPUs.
 
     It does what a run does when it starts: it downloads Hugging Face datasets, trains a tokenizer,
-    tokenizes the text on all cores, and, for masked models, packs it into sequences. A run with the
-    same settings then starts at once. To resume after a stop, repeat the command.
+    tokenizes the text on all cores, and lays out its sequences. A run with the same settings then
+    starts at once. To resume after a stop, repeat the command.
     """
 
     module = "prepare.tokens"
@@ -433,7 +433,7 @@ class PrepareTokens(OfConfig, InProcesses, Json):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareSets(Command):
-    """Lists the clips that runs have cut from videos into the cache, and deletes old ones.
+    """Lists the sets of pieces that runs have cut into the cache, and deletes old ones.
 
     A run whose videos no complete set in the cache was made of cuts them again.
     """

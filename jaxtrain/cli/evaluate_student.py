@@ -127,7 +127,7 @@ class Findings(NamedTuple):
 def findings(
     meter: reconstructions.Meter, measured: Sequence[reconstructions.ClipMetrics]
 ) -> Findings:
-    """Returns the statistics of clips that a :class:`StudentMeter` measured, at least one."""
+    """Returns the statistics of clips that a student meter measured, at least one."""
     assert isinstance(meter, distillation.StudentMeter)
     of_cells = reconstructions.evaluation(measured, meter.names)
     alone = distillation.alone(measured)

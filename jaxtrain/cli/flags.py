@@ -23,7 +23,7 @@ T = TypeVar("T")
 OVERRIDES, ARGUMENTS = "overrides", "arguments"
 """Untyped fields: the config's overrides, of a command with a config; all that was typed."""
 
-# Sections of a config, and fields in none: not misspelled flags, as --seed is not --sweep.
+# Sections of a config, and fields in none: not misspelled flags, as --seed is not --seconds.
 _TOP_FIELDS = (
     *("--name", "--seed", "--precision", "--deterministic"),
     *("--model", "--data", "--optim", "--mesh", "--loop", "--checkpoint"),

@@ -187,6 +187,8 @@ def import_from(flags: commands.Import) -> int:
         model = weights.load(flags.source).model
         if model.task != "reconstruct":
             raise load.cannot(model, "import", "reconstruct", source=flags.source)
+        if from_file.name_of(model) != "video_ae":
+            return _import_recognized(flags, model, tensors)
     elif (kind := from_file.recognized(tensors)) is not None:
         return _import_recognized(flags, kind.guess(tensors, str(flags.source)), tensors)
     else:

@@ -156,7 +156,7 @@ def _read(path: Path) -> Card:
 
 
 def card_of_config(name: str) -> str | None:
-    """Returns the card in a config's name, such as "h100" in "mlm_h100_8"."""
+    """Returns the card in a config's name, such as "h100" in "gpt_h100_8"."""
     return next((short for short in CARDS if short in name.split("_")), None)
 
 

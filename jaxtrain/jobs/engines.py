@@ -35,7 +35,6 @@ from jaxtrain.jobs import worker_process
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-NAMES = ("local", "ray")
 # Ray restarts a worker that dies, or whose node is lost, so often, and repeats its items.
 _RETRIES = 3
 _STARTS = 3  # workers of this machine in a row that end before they begin

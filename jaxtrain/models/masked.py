@@ -51,8 +51,8 @@ class MaskedConfig(ModelConfig):
     mask_fraction: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
     attend: Literal["sequence", "document"] = "sequence"
-    """What a token attends to: the complete sequence, or only its own document. A packed sequence
-    holds several short documents."""
+    """What a token attends to: the complete sequence, or only its own document. A sequence is a
+    window of documents in a row, so it may have several."""
     pad_id: Annotated[int, bounds.Bounds(least=0, most=bounds.WORDS.most)] = PAD
     """The tokenizer's id of the padding token."""
     remat: Remat = "none"

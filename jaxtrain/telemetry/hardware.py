@@ -99,11 +99,6 @@ class Driver:
     gpus: tuple[Gpu, ...] = ()
     failure: str = ""
 
-    @property
-    def present(self) -> bool:
-        """Returns whether this host has a driver, working or not."""
-        return self.version is not None or bool(self.failure)
-
     def visible(self, names: str | None) -> list[Gpu]:
         """Returns the GPUs that CUDA_VISIBLE_DEVICES names, see :func:`visible`."""
         return [self.gpus[index] for index in visible(names, [gpu.uuid for gpu in self.gpus])]

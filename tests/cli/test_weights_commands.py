@@ -18,7 +18,8 @@ from jaxtrain import main, versions
 from jaxtrain.errors import InputError
 from jaxtrain.inference.video import autoencoder
 from jaxtrain.interop import hub, weights
-from jaxtrain.models import gpt, mlm, video_ae
+from jaxtrain.models import gpt, mlm, video_ae, wan_vae
+from jaxtrain.training import state
 
 FIXTURES = {
     "taehv_base": (
@@ -116,6 +117,22 @@ def test_every_width_is_inferred_from_the_arrays(tmp_path: Path) -> None:
         assert after.model.widths == before.model.widths
         for name, array in before.params.items():
             np.testing.assert_array_equal(array, after.params[name], err_msg=name)
+
+
+def test_a_file_that_export_wrote_for_wans_autoencoder_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = wan_vae.Config.tiny()
+    shapes = state.ModelDefinition(model.build).params
+    params = {name: np.zeros(array.shape, np.float32) for name, array in shapes.items()}
+    weights.save(tmp_path / "wan.safetensors", model, params)
+    target = tmp_path / "out.safetensors"
+    message = error(capsys, "import", tmp_path / "wan.safetensors", target, "--trim", "h3")
+    assert "is not a small video autoencoder: drop --trim" in message
+    assert not target.exists()
+    assert run("import", tmp_path / "wan.safetensors", target) == 0
+    assert "wan.safetensors: wan_vae, version wan2.2" in capsys.readouterr().out
+    assert weights.load(target).model == weights.load(tmp_path / "wan.safetensors").model
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:

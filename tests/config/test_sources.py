@@ -186,7 +186,7 @@ ETTIN = Recipe(
     ignored={
         "data_.*|run_name|.*loader.dataset.(local|remote|split)|.*loader.name": "the user's text",
         ".*tokenizer_name": "the tokenizer is trained on the user's text, or given",
-        "count_padding_tokens": "packed sequences have no padding to count",
+        "count_padding_tokens": "windows have no padding to count",
         "model.(name|pretrained_model_name|disable_train_metrics)": _SYSTEM,
         "init_method": "tests/models/test_mlm.py holds the deviations; ours are not cut at three",
         "attention_layer|bert_layer|embedding_layer|mlp_layer|masked_prediction": _NETWORK,
@@ -210,7 +210,7 @@ ETTIN = Recipe(
         "train_loader.sequence_packing": (
             "model.attend",
             "document",
-            "packed documents, which do not see each other, waste no padding",
+            "several documents in a window, which do not see each other, waste no padding",
         ),
         "train_loader.batch_size_warmup_min_size": (
             "data.batch_size",

@@ -1,4 +1,4 @@
-"""Tests whether a token of a packed sequence sees the sequence's other documents."""
+"""Tests whether a token of a sequence of several documents sees the sequence's other documents."""
 
 import dataclasses
 from typing import Any

@@ -54,10 +54,9 @@ def test_the_driver_with_its_gpus_and_their_memory() -> None:
         (Nvml(), "no devices were found"),
     ],
 )
-def test_a_broken_driver_counts_as_present(nvml: Nvml, failure: str) -> None:
+def test_a_broken_driver_has_a_failure(nvml: Nvml, failure: str) -> None:
     driver = hardware.driver(nvml)
     assert failure in driver.failure
-    assert driver.present
     assert not driver.gpus
     assert nvml.opened == 0
 
@@ -65,7 +64,7 @@ def test_a_broken_driver_counts_as_present(nvml: Nvml, failure: str) -> None:
 def test_the_version_comes_from_the_kernel_without_nvml(tmp_path: Path) -> None:
     nvml = no_nvml()
     proc = tmp_path / "version"
-    assert not hardware.driver(nvml, proc).present
+    assert hardware.driver(nvml, proc) == hardware.Driver()
     proc.write_text(KERNEL)
     assert hardware.driver(nvml, proc).version == "550.90.07"
     proc.write_text("something else\n")

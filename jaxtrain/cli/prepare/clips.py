@@ -1,4 +1,4 @@
-"""``jaxtrain prepare clips``: cuts videos into clips at training size."""
+"""``jaxtrain prepare clips``: cuts videos into pieces at training size."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Text data sets: documents, tokenizers, packing, and masking."""
+"""Text data sets: documents, tokenizers, windows of token streams, and masking."""
 
 from jaxtrain.data.text.config import Causal, Masked
 

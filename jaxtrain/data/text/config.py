@@ -41,7 +41,7 @@ class Masked(Text):
     keep_share: ClassVar[float] = 0.1
 
     def check(self) -> None:
-        """Implements :meth:`bounds.Section.check`."""
+        """Implements :meth:`jaxtrain.config.bounds.Section.check`."""
         super().check()
         if self.tokenizer_kind == "byte_bpe":
             raise InputError(
@@ -51,7 +51,7 @@ class Masked(Text):
             )
 
     def arrays(self, model: Any) -> ArrayTypes:
-        """Implements :meth:`DataConfig.arrays`."""
+        """Implements :meth:`jaxtrain.data.contract.DataConfig.arrays`."""
         tokens = ((model.sequence_length,), "int32")
         masked = (masked_count(model.sequence_length, model.mask_fraction),)
         segments = {"segments": tokens} if model.attend == "document" else {}
@@ -167,7 +167,7 @@ class Causal(Text):
     off, sequences are windows of all documents in a row."""
 
     def check(self) -> None:
-        """Implements :meth:`bounds.Section.check`."""
+        """Implements :meth:`jaxtrain.config.bounds.Section.check`."""
         super().check()
         if self.tokenizer_kind != "byte_bpe":
             raise InputError(
@@ -178,7 +178,7 @@ class Causal(Text):
             )
 
     def arrays(self, model: Any) -> ArrayTypes:
-        """Implements :meth:`DataConfig.arrays`."""
+        """Implements :meth:`jaxtrain.data.contract.DataConfig.arrays`."""
         tokens = ((model.sequence_length,), "int32")
         return {
             "tokens": tokens,

@@ -141,9 +141,11 @@ class MaskedSource:
 def segments(sequence_S: np.ndarray, specials: Specials) -> np.ndarray:
     """Numbers the document that each token belongs to, int32 [S]: 1, 2, ...; 0 is padding.
 
-    A document ends with its [SEP]; [CLS] belongs to the first document.
+    A [SEP] belongs to the document before it; [CLS], and a [SEP] directly after it, to the document
+    that follows.
     """
     ends_S = sequence_S == specials.sep
+    ends_S[1] = False
     segments_S = 1 + np.cumsum(ends_S, dtype=np.int32) - ends_S.astype(np.int32)
     segments_S[sequence_S == specials.pad] = 0
     return segments_S

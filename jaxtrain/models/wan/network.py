@@ -52,7 +52,6 @@ _TIME = (False, True, True)  # whether a halving of the height and width also ha
 _SPACE_FACTOR = 2 ** len(_TIME)
 _EPSILON = 1e-12
 _ENCODING = ("encoder.", "quant_conv.")
-_LISTED = 4
 _COLORS = 3
 
 Memory = Any

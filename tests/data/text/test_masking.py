@@ -9,7 +9,7 @@ FIRST_ORDINARY = 5
 
 
 def sequence(seed: int, length: int = 64) -> np.ndarray:
-    """A packed sequence with every kind of special token."""
+    """A sequence of documents with every kind of special token."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(FIRST_ORDINARY, VOCAB, length).astype(np.int32)
     tokens[rng.random(length) < 0.1] = UNK
