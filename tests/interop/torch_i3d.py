@@ -5,7 +5,6 @@ Run by name, because PyTorch is an optional extra:
     python -m pytest tests/interop/torch_i3d.py
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-import test_i3d as ours
 from inference.evaluation import i3d_weights
+from inference.evaluation import test_i3d as ours
+from torch.nn import functional
 
 from jaxtrain.inference.evaluation import i3d
 

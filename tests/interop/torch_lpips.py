@@ -5,19 +5,15 @@ Run by name, because PyTorch is an optional extra:
     python -m pytest tests/interop/torch_lpips.py
 """
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-import test_lpips as ours
 from models.reconstruction import lpips_weights
+from models.reconstruction import test_lpips as ours
+from torch.nn import functional
 
 
 def torch_lpips(one: np.ndarray, other: np.ndarray, network: str) -> np.ndarray:
