@@ -25,7 +25,7 @@ from jaxtrain.training import loop, preflight, run_summary
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
-from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_BAD_DATA
+from jaxtrain.training.stopping import CODE_OF_STOP, CONTINUE, STOP_BAD_DATA
 from jaxtrain.xla import gpu_memory, options
 
 # Bytes of records: of a run that is stopped, a larger report would take more than some seconds.
@@ -67,7 +67,7 @@ def train(
             code, directory = _start(run, flags, signals, quiet=quiet)
         except Stopped as stopped:
             raise KeyboardInterrupt(f"stopped by {stopped}; there was nothing to save") from None
-    if code == EXIT_CODES[STOP_BAD_DATA]:
+    if code == CODE_OF_STOP[STOP_BAD_DATA]:
         raise InputError(
             f"too many input files are broken (data.max_bad_share {run.data.max_bad_share}): "
             f"{directory / 'quarantine.jsonl'} lists them; fix or remove them, or raise the limit, "
@@ -184,9 +184,9 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
             processes=jax.process_count(),
             say=log.say,
         )
-    log.ended(EXIT_CODES[decision], ending)
+    log.ended(CODE_OF_STOP[decision], ending)
     if jax.process_index() == 0:
         with log.phases.within("report"):  # takes up to a minute for a run with many records
             largest = math.inf if decision == CONTINUE else _REPORT_OF_STOPPED
             run_summary.write_report(setup.directory, log.say, largest)
-    return EXIT_CODES[decision]
+    return CODE_OF_STOP[decision]

@@ -73,7 +73,7 @@ from jaxtrain.training.state_size import bytes_per_device, parameter_count, tota
 from jaxtrain.training.step import TrainStep
 from jaxtrain.training.step_recorder import StepRecorder
 from jaxtrain.training.step_setup import StepSetup, build_step_setup, validation_batch_size
-from jaxtrain.training.stopping import CONTINUE, EXIT_CODES, STOP_MAX_HOURS, Stopping
+from jaxtrain.training.stopping import CODE_OF_STOP, CONTINUE, STOP_MAX_HOURS, Stopping
 from jaxtrain.training.validation import Evaluator
 from jaxtrain.xla import options
 
@@ -556,8 +556,8 @@ def _code_if_over(
     if hours is not None and hours <= 0:
         ending = run_summary.ending(run, done, built.total, STOP_MAX_HOURS, stopped_early=False)
         log.say(f"{ending}: raise --loop.max_total_hours {run.loop.max_total_hours:g}")
-        log.ended(EXIT_CODES[STOP_MAX_HOURS], ending)
-        return EXIT_CODES[STOP_MAX_HOURS]
+        log.ended(CODE_OF_STOP[STOP_MAX_HOURS], ending)
+        return CODE_OF_STOP[STOP_MAX_HOURS]
     nothing = run_summary.nothing_to_do(run, done, built.total, run_progress)
     if not nothing:
         return None

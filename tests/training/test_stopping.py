@@ -88,7 +88,7 @@ def test_after_max_hours_no_launcher_restarts_the_run() -> None:
     decides._signals.received_signal = "SIGTERM"
     assert decides.signaled()
     assert decides.after_step()
-    assert stopping.EXIT_CODES[decides.decision] == 130
+    assert stopping.CODE_OF_STOP[decides.decision] == 130
 
 
 def test_a_lost_worker_ends_the_run_for_a_restart_unless_another_reason_is_there() -> None:
@@ -98,7 +98,7 @@ def test_a_lost_worker_ends_the_run_for_a_restart_unless_another_reason_is_there
         decides._lost = lambda: "one of 2 processes was killed"
         decides._signals.received_signal = signal
         assert decides.agreed()
-        assert stopping.EXIT_CODES[decides.decision] == code
+        assert stopping.CODE_OF_STOP[decides.decision] == code
         assert decides.why == ("" if signal else "one of 2 processes was killed")
 
 
