@@ -246,7 +246,7 @@ class Start:
 
     Attributes:
         path: the pointer of the verified checkpoint on this disk; None for a new run.
-        display_path: that checkpoint as it is printed; "" for a new run.
+        display_path: the checkpoint's path in messages; "" for a new run.
         before: what was recorded before this start; None if nothing was.
     """
 

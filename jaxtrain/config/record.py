@@ -1,4 +1,4 @@
-"""A config as it is recorded, in JSON types; how two of them differ; and back to its sections."""
+"""A config in JSON types, as recorded; how two of them differ; and back to its sections."""
 
 import dataclasses
 import json

@@ -536,12 +536,20 @@ def _check_room(built: StepSetup, directory: OpenedDirectory) -> None:
     Raises:
         RunAgain: it has not.
     """
-    shares_disk = directory.uploader is None
-    if directory.resumes or (shares_disk and jax.process_index() != 0):
+    if directory.resumes:
         return
+    shares_disk = directory.uploader is None
     need = total_bytes(built.saved) // (1 if shares_disk else jax.process_count())
     cure = "free space there, or set another --output-dir"
-    disks.check_room(directory.path, need, "a checkpoint of this run", cure)
+
+    def check() -> str:
+        disks.check_room(directory.path, need, "a checkpoint of this run", cure)
+        return ""
+
+    if shares_disk:
+        process_group.process_zero_decides(check)
+    else:
+        check()
 
 
 def _code_if_over(
