@@ -100,9 +100,9 @@ def gradients(
         wanted: the gradients needed; the other is None.
     """
     x_NHWI, grad_NHWO = rows
-    forward = functools.partial(_conv, stride=stride)
     if platform() == "cpu":
-        return cpu.conv_gradients(x_NHWI, kernel, grad_NHWO, forward, stride=stride, wanted=wanted)
+        return cpu.conv_gradients(x_NHWI, kernel, grad_NHWO, stride=stride, wanted=wanted)
+    forward = functools.partial(_conv, stride=stride)
     grad_x = grad_kernel = None
     if wanted.of_rows:
         (grad_x,) = jax.linear_transpose(lambda x: forward(x, kernel), x_NHWI)(grad_NHWO)

@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import platform
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -72,7 +71,6 @@ def conv_gradients(
     x_NHWI: jax.Array,
     kernel: jax.Array,
     grad_NHWO: jax.Array,
-    conv: Callable[[jax.Array, jax.Array], jax.Array],
     *,
     stride: int,
     wanted: Wanted,
@@ -81,28 +79,51 @@ def conv_gradients(
 
     Args:
         kernel: [K, K, I, O].
-        conv: the convolution, (images, kernel) -> result.
         stride: 1 or 2.
 
     Returns:
         Gradients of the images and of the kernel; None for one that is not needed.
     """
-    by_phases = functools.partial(_by_phases, stride=stride, shape=x_NHWI.shape)
-    grad_x = by_phases(grad_NHWO, kernel) if wanted.of_rows else None
+    grad_x = _by_phases(grad_NHWO, kernel, stride, x_NHWI.shape) if wanted.of_rows else None
     if not wanted.of_shared:
         return grad_x, None
     # <conv(x, kernel), grad> = <x, by_phases(grad, kernel)>: either side gives the kernel's
     # gradient. Eigen extracts patches of conv's x or by_phases' grad: fewer channels, less work.
     inputs, outputs = kernel.shape[2:]
     if stride > 1 or outputs < inputs:
+        by_phases = functools.partial(_by_phases, stride=stride, shape=x_NHWI.shape)
         (grad_kernel,) = jax.linear_transpose(lambda k: by_phases(grad_NHWO, k), kernel)(x_NHWI)
     else:
-        (grad_kernel,) = jax.linear_transpose(lambda k: conv(x_NHWI, k), kernel)(grad_NHWO)
+        padding = ((border(kernel.shape[0]),) * 2,) * 2
+        (grad_kernel,) = jax.linear_transpose(lambda k: _conv(x_NHWI, k, padding), kernel)(
+            grad_NHWO
+        )
     return grad_x, grad_kernel
 
 
+Padding = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _conv(x_NHWI: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    """Convolves; it and its gradient of the kernel are in the layout that Eigen takes.
+
+    XLA for CPUs brings other layouts to it, but not those in loops: there, its own convolution
+    takes 40 ms for gradients of kernels that take Eigen 3.
+    """
+
+    def conv(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        axes = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(images, kernel, (1, 1), padding, dimension_numbers=axes)
+
+    def grad_kernel(x_NHWI: jax.Array, grad_NHWO: jax.Array) -> jax.Array:
+        grad_IHWO = conv(x_NHWI.transpose(3, 1, 2, 0), grad_NHWO.transpose(1, 2, 0, 3))
+        return grad_IHWO.transpose(1, 2, 0, 3)
+
+    return jax.custom_derivatives.linear_call(conv, grad_kernel, x_NHWI, kernel)
+
+
 def _by_phases(
-    grad_NHWO: jax.Array, kernel: jax.Array, *, stride: int, shape: tuple[int, ...]
+    grad_NHWO: jax.Array, kernel: jax.Array, stride: int, shape: tuple[int, ...]
 ) -> jax.Array:
     """Computes the gradient of images of `shape`, separately for even and odd rows and columns.
 
@@ -114,16 +135,14 @@ def _by_phases(
     columns = [_phase(p, stride, kernel.shape[1], grad_NHWO.shape[2], width) for p in range(stride)]
 
     def pixel(row: _Phase, column: _Phase) -> jax.Array:
-        part = kernel[row.taps, column.taps]
+        part_HWOI = kernel[row.taps, column.taps].swapaxes(2, 3)
         padding, images = (row.padding, column.padding), grad_NHWO
         if not border(kernel.shape[0]):
             # The result is larger than the gradient. XLA would exchange both in the kernel's
             # gradient, and then not call Eigen: the decoder's last layers took 82 instead of 12 ms.
             images = jnp.pad(images, ((0, 0), *padding, (0, 0)))
             padding = ((0, 0), (0, 0))
-        return lax.conv_general_dilated(
-            images, part, (1, 1), padding, dimension_numbers=("NHWC", "HWOI", "NHWC")
-        )
+        return _conv(images, part_HWOI, padding)
 
     if stride == 1:
         return pixel(rows[0], columns[0])

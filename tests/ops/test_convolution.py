@@ -108,6 +108,30 @@ def test_only_gpus_insert_zeros_between_the_pixels_of_a_strided_gradient(platfor
     assert text.count("stablehlo.convolution") == (2 if platform == "cuda" else 8)
 
 
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 5, 1), (5, 3, 1), (3, 5, 2)])
+def test_convolutions_in_a_loop_have_the_layout_that_eigen_takes(
+    inputs: int, outputs: int, stride: int
+) -> None:
+    """XLA for CPUs changes the layout of others only outside of loops."""
+
+    def in_loop(x: Any, kernel: Any) -> Any:
+        def loss(x: Any, kernel: Any) -> Any:
+            return (convolution.conv(x, kernel, stride) ** 2).sum()
+
+        def body(carry: Any, _: None) -> Any:
+            return jax.tree.map(jnp.subtract, carry, jax.grad(loss, (0, 1))(*carry)), None
+
+        return jax.lax.scan(body, (x, kernel), length=3)[0]
+
+    x, kernel = arrays(8, (2, 8, 6, inputs), (3, 3, inputs, outputs))
+    compiled = jax.jit(in_loop, compiler_options=cpu.COMPILER_OPTIONS).lower(x, kernel).compile()
+    text = compiled.as_text()
+    assert text is not None
+    layouts = re.findall(r" convolution\(.*dim_labels=(\w+->\w+)", text)
+    assert len(layouts) >= 3
+    assert set(layouts) == {"b01f_01io->b01f"}
+
+
 def test_gradients_of_a_folded_kernel_are_summed_in_the_dtype_of_its_parts() -> None:
     """They also equal the kernel's gradient, mapped back to the parts."""
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
