@@ -2,8 +2,8 @@
 
 The pages are plain Markdown that reads well in a repository, so nothing in them is for Sphinx. The
 rest is added while it reads them: the navigation, from the lists of links in README.md; the
-docstrings, on the page of the Python modules; the help of every command; and plain words in place
-of links that leave docs/.
+docstrings, on the page of the Python modules; the help of all commands and fields; and plain words
+in place of links that leave docs/.
 """
 
 import re
@@ -83,7 +83,7 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
         text += "\n\n" + navigation(text) + "\n"
     if name == "reference/python":
         text = modules(text)
-    if name == "reference/commands":
+    if name in ("reference/commands", "reference/config-fields"):
         text = reference.written(text, site=True)
     source[0] = without_links_outside(name, text)
 

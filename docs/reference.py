@@ -2,7 +2,7 @@
 
 In a page, the text between ``<!-- NAME: ... -->`` and ``<!-- end -->`` is generated; all else is
 written by hand. A test fails where a page differs from what this writes. The site has more: all of
-what ``--help`` prints, which a checkout prints itself.
+what ``--help`` prints, of commands and of fields, which a checkout prints itself.
 """
 
 import ast
@@ -118,6 +118,12 @@ def _help(*words: str) -> str:
         code = main.main(list(words))
     assert code == 0, words
     return "\n".join(line.rstrip() for line in output.getvalue().strip().splitlines())
+
+
+def config_sections() -> str:
+    """The headings of the fields' page, each with its first line."""
+    sections = re.findall(r"^## (.+)\n\n(.*)$", config_fields(), re.MULTILINE)
+    return table(("section", "content"), ((f"`{name}`", text) for name, text in sections))
 
 
 def config_fields() -> str:
@@ -280,7 +286,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "run-directory": run_directory,
     "commands": lambda: f"```text\n{_help('--help')}\n```\n",
-    "fields": config_fields,
+    "fields": config_sections,
     "core": core,
     "study-language": lambda: study("language"),
     "study-video": lambda: study("video"),
@@ -288,7 +294,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "study-encoder": lambda: study("encoder"),
 }
 # What the site has in place of a marked part.
-ON_THE_SITE = {"commands": command_help}
+ON_THE_SITE = {"commands": command_help, "fields": config_fields}
 
 
 def written(page: str, site: bool = False) -> str:
