@@ -228,7 +228,6 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
 _FIELDS = "fields that the class declares"
 _LITERAL = "names in the function itself"
 CHOSEN = {
-    "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _refuse": "names in its callers",
     "cli/evaluate.py main": _LITERAL,
     "cli/evaluate_student.py load": _LITERAL,

@@ -59,7 +59,7 @@ def main() -> None:
     clips = demo_videos.prepare(cache.root(None), print) if flags.tiny else Path(flags.data)
     data = str(clips.absolute())
     typed = [*(TINY if flags.tiny else REAL), "--data.path", data]
-    rows = one.steps(f"a step of {NAME}", NAME, typed, parts=("steps", "pipeline"))
+    rows = one.steps(f"a step of {NAME}", NAME, typed, measurements=("steps", "pipeline"))
     if not rows:
         raise SystemExit("the step was not measured")
     per_second = rows.get("pipeline/examples_per_second", rows["synthetic/examples_per_second"])

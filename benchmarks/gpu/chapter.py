@@ -127,7 +127,7 @@ class Chapter:
         typed: Sequence[str],
         *,
         seconds: float = 4.0,
-        parts: Sequence[str] = ("steps",),
+        measurements: Sequence[str] = ("steps",),
         note: str = "",
         checkout: Path = common_start.CHECKOUT,
         python: str = sys.executable,
@@ -142,7 +142,7 @@ class Chapter:
             name: of the config.
             typed: overrides.
             seconds: of steps.
-            parts: of ``bench``.
+            measurements: of ``bench``.
             note: to be added to the row, such as a published number.
             checkout: the jaxtrain to measure.
             python: the interpreter to measure with.
@@ -157,7 +157,7 @@ class Chapter:
             "config_name": name,
             "overrides": [*typed],
             "compiled": str(compiled or self.compiled),
-            "parts": [*parts],
+            "measurements": [*measurements],
             "seconds": 0.2 if self.settings.tiny else seconds,
             "timeout_s": limit_s,
         }

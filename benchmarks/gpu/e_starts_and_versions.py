@@ -42,12 +42,12 @@ def main() -> None:
     if stored.is_dir():
         shutil.copytree(stored, autotuned / chapter.AUTOTUNE)
     what = "first step of the video with kept kernels, without compiled programs"
-    one.steps(what, name, typed, parts=(), compiled=autotuned)
+    one.steps(what, name, typed, measurements=(), compiled=autotuned)
     doctor(one, name, typed)
     replays(one, flags.tiny)
     cold = one.work / "cold"
     shutil.rmtree(cold, ignore_errors=True)
-    one.steps("first step of the video, cold", name, typed, parts=(), compiled=cold)
+    one.steps("first step of the video, cold", name, typed, measurements=(), compiled=cold)
 
 
 def doctor(one: chapter.Chapter, name: str, typed: list[str]) -> None:

@@ -127,7 +127,7 @@ def milliseconds(function: Callable[..., Any], specs: Specs, calls: int) -> floa
             made = compiled(*arguments)  # replaces the last result, which may be gigabytes
         jax.block_until_ready(made)
 
-    times = timing.measure(action, least=3, at_most_s=0.5, most=20)
+    times = timing.measure(action, at_least=3, at_most_s=0.5, at_most=20)
     return 1000 * times.median_s / calls
 
 

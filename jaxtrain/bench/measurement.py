@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain.bench import ceilings, timing
+from jaxtrain.bench import peaks, timing
 from jaxtrain.checkpoint import saver
 from jaxtrain.config.mesh_fit import fit_to_present_devices
 from jaxtrain.cost import cards, step_time
@@ -49,13 +49,13 @@ Rows = dict[str, Any]
 
 
 def measure(request: dict[str, Any], send: Send) -> None:
-    """Measures startup, then each of ``request["parts"]``; a part that fails gets a note.
+    """Measures startup, then each of ``request["measurements"]``; one that fails gets a note.
 
     Args:
-        send: receives all findings after each part: ``rows`` (name -> number or
-            :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part ->
-            why it was skipped or failed), ``failed`` (the parts that failed; the others were
-            skipped, because of the config or the data).
+        send: receives all findings after each measurement: ``rows`` (name -> number or
+            :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (name of
+            a measurement -> why it was skipped or failed), ``failed`` (names of those that
+            failed; the others were skipped, because of the config or the data).
     """
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     began = time.perf_counter()
@@ -98,21 +98,21 @@ def measure(request: dict[str, Any], send: Send) -> None:
     send(findings)
     cost = built.cost(traced, step)
     session = _Session(built, step, cost, state, batch, request["seconds"])
-    measured: dict[str, Callable[[], Rows]] = {
+    functions: dict[str, Callable[[], Rows]] = {
         "steps": lambda: _steps(session),
         "trace": lambda: findings.update(operations=_operations(session)) or {},
         "pipeline": lambda: _pipeline(session),
         "save": lambda: _save(session),
-        "ceilings": lambda: _shares(session, rows),
+        "ceilings": lambda: _compared_with_peaks(session, rows),
     }
-    for part in request["parts"]:
+    for name in request["measurements"]:
         try:
-            rows |= measured[part]()
+            rows |= functions[name]()
         except Exception as error:
             # The findings so far must not be lost.
-            findings["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
+            findings["notes"][name] = f"{type(error).__name__}: {error}".splitlines()[0]
             if not isinstance(error, InputError):
-                findings["failed"].append(part)
+                findings["failed"].append(name)
         send(findings)
 
 
@@ -125,12 +125,12 @@ def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
     limits: dict[str, int] = built.run.model.index_limits()
     sharding = batch_sharding(built.rule.mesh)
 
-    def array(name: str, part: jax.ShapeDtypeStruct) -> np.ndarray:
-        if not jnp.issubdtype(part.dtype, jnp.integer):
-            return np.ones(part.shape, part.dtype)
-        return rng.integers(0, limits.get(name, 256), part.shape, part.dtype)
+    def array(name: str, spec: jax.ShapeDtypeStruct) -> np.ndarray:
+        if not jnp.issubdtype(spec.dtype, jnp.integer):
+            return np.ones(spec.shape, spec.dtype)
+        return rng.integers(0, limits.get(name, 256), spec.shape, spec.dtype)
 
-    return {name: jax.device_put(array(name, part), sharding) for name, part in built.spec.items()}
+    return {name: jax.device_put(array(name, spec), sharding) for name, spec in built.spec.items()}
 
 
 class _Session:
@@ -279,8 +279,8 @@ def _pipeline(session: _Session) -> Rows:
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}
-    share = {"pipeline/data_wait_fraction": _waited_share(waits, times)}
-    return rows | _rates(built, times, times.mean_s, "pipeline") | share
+    waited = {"pipeline/data_wait_fraction": _waited_fraction(waits, times)}
+    return rows | _rates(built, times, times.mean_s, "pipeline") | waited
 
 
 def _watched(batches: pipeline.TrainingBatches, waits: list[float]) -> Iterator[Any]:
@@ -290,7 +290,7 @@ def _watched(batches: pipeline.TrainingBatches, waits: list[float]) -> Iterator[
         yield batch
 
 
-def _waited_share(waits: list[float], times: timing.Times) -> float:
+def _waited_fraction(waits: list[float], times: timing.Times) -> float:
     """Returns the fraction of the timed steps' time in which the devices waited for batches."""
     return (waits[-1] - waits[-1 - len(times.seconds)]) / sum(times.seconds)
 
@@ -317,19 +317,20 @@ def _save(session: _Session) -> Rows:
     }
 
 
-def _shares(session: _Session, rows: Rows) -> Rows:
-    peaks = ceilings.measure()
-    shares: Rows = {
-        f"ceilings/{field.name}": getattr(peaks, field.name) for field in dataclasses.fields(peaks)
+def _compared_with_peaks(session: _Session, rows: Rows) -> Rows:
+    measured = peaks.measure()
+    compared: Rows = {
+        f"ceilings/{name}": peak for name, peak in dataclasses.asdict(measured).items()
     }
     if "synthetic/step" not in rows:
-        return shares
-    matmuls = peaks.bf16_flops if session.built.run.precision == "bfloat16" else peaks.float32_flops
+        return compared
+    bf16 = session.built.run.precision == "bfloat16"
+    matmuls = measured.bf16_flops if bf16 else measured.float32_flops
     of_model = rows["synthetic/flops_per_second_per_device"]
-    shares["synthetic/share_of_measured_flops"] = of_model / matmuls
+    compared["synthetic/share_of_measured_flops"] = of_model / matmuls
     rate = session.cost.moved_bytes / rows["synthetic/step"]["median_s"]
-    shares["synthetic/share_of_measured_copy"] = rate / peaks.copy_bytes
-    return shares
+    compared["synthetic/share_of_measured_copy"] = rate / measured.copy_bytes
+    return compared
 
 
 def _of_plan(session: _Session, step_s: float) -> Rows:

@@ -75,7 +75,7 @@ def heading(findings: Findings) -> str:
 
 
 def table(findings: Findings) -> str:
-    """Formats all rows by group, parts that were skipped or failed, and the slowest operations."""
+    """Formats rows by group, measurements that were skipped or failed, and slow operations."""
     if "failure" in findings:
         return f"failed: {findings['failure']} ({findings['detail']})"
     lines = []
@@ -88,9 +88,9 @@ def table(findings: Findings) -> str:
         if rows:
             lines += ["", title]
             lines += [_line(f"{group}/{name}", name, value) for name, value in rows.items()]
-    for part, note in findings["notes"].items():
-        verdict = "failed" if part in findings["failed"] else "skipped"
-        lines += ["", f"{part}: {verdict}: {note}"]
+    for name, note in findings["notes"].items():
+        outcome = "failed" if name in findings["failed"] else "skipped"
+        lines += ["", f"{name}: {outcome}: {note}"]
     if findings["operations"]:
         lines += ["", "slowest operations (ms per step, fraction of all operations)"]
         lines += [
@@ -109,7 +109,7 @@ def _line(full: str, name: str, value: Any) -> str:
             f"spread {value['spread']:.1%} of {value['count']}"
         )
         return f"  {label:<28}{text}"
-    unit, note = next(how for end, how in _ROWS.items() if full.endswith(end))
+    unit, note = next(row for end, row in _ROWS.items() if full.endswith(end))
     return f"  {label:<28}{value * _FACTORS.get(unit, 1.0):10.4g} {unit:<8}{note}".rstrip()
 
 

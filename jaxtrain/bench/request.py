@@ -6,9 +6,9 @@ from typing import Any
 from jaxtrain.jobs import subprocess_worker
 from jaxtrain.jobs.subprocess_worker import SubprocessWorker, WorkerFailed
 
-PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
+MEASUREMENTS = ("steps", "trace", "pipeline", "save", "ceilings")
 _TIMEOUT_S = 3600.0
-WORKER = "worker"  # the part that has failed if the worker ended before all parts
+WORKER = "worker"  # has failed if the worker ended before all measurements
 _FUNCTION = "jaxtrain.bench.measurement:measure"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
@@ -18,7 +18,7 @@ def findings(
     overrides: Sequence[str],
     *,
     compiled: str,
-    parts: Sequence[str] = PARTS,
+    measurements: Sequence[str] = MEASUREMENTS,
     seconds: float = 20.0,
     simulate_devices: int | None = None,
     timeout_s: float = _TIMEOUT_S,
@@ -27,7 +27,7 @@ def findings(
 
     Args:
         compiled: folder of compiled programs; an empty one makes a cold start.
-        parts: a subset of :data:`PARTS`; () measures only startup.
+        measurements: a subset of :data:`MEASUREMENTS`; () measures only startup.
         seconds: for the steps, and again for the pipeline.
         simulate_devices: number of virtual CPU devices; None uses the real ones.
         timeout_s: seconds after which the worker is stopped.
@@ -36,7 +36,7 @@ def findings(
         "config": config_name,
         "overrides": [*overrides],
         "compiled": compiled,
-        "parts": [*parts],
+        "measurements": [*measurements],
         "seconds": seconds,
         "simulate_devices": simulate_devices,
     }
@@ -64,6 +64,6 @@ def findings(
 def _failure(failed: WorkerFailed) -> dict[str, Any]:
     detail = [failed.error] if failed.error else failed.last_lines
     output = "\n".join([failed.error, *failed.last_lines])
-    if any(words in output for words in _OUT_OF_MEMORY) or failed.killed_by == "SIGKILL":
+    if any(phrase in output for phrase in _OUT_OF_MEMORY) or failed.killed_by == "SIGKILL":
         return {"failure": "out of memory", "detail": detail[-1] if detail else "killed"}
     return {"failure": failed.how, "detail": "\n".join(detail)}

@@ -49,21 +49,21 @@ class Times:
 def measure(
     action: Callable[[], object],
     *,
-    least: int,
+    at_least: int,
     at_most_s: float,
-    most: int = 1000,
+    at_most: int = 1000,
     clock: Clock = time.perf_counter,
 ) -> Times:
     """Times ``action`` repeatedly; it must return only when its work is done.
 
     Args:
-        at_most_s: stops after this many seconds, once ``least`` is reached.
+        at_most_s: stops after this many seconds, once ``at_least`` is reached.
         clock: monotonic seconds.
     """
     action()
     times: list[float] = []
     began = clock()
-    while len(times) < most and (len(times) < least or clock() - began < at_most_s):
+    while len(times) < at_most and (len(times) < at_least or clock() - began < at_most_s):
         before = clock()
         action()
         times.append(clock() - before)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtrain import config, terminal
 from jaxtrain.bench import report, request
-from jaxtrain.bench.request import PARTS
+from jaxtrain.bench.request import MEASUREMENTS
 from jaxtrain.cli import commands
 from jaxtrain.cost import efficiency
 from jaxtrain.errors import InputError
@@ -35,7 +35,7 @@ def main(flags: commands.Bench) -> int:
 
     terminal.out("measuring a cold start, steps, pipeline, and saves ...")
     with tempfile.TemporaryDirectory() as compiled:
-        findings = keep(_measured(flags, overrides, compiled, PARTS))
+        findings = keep(_measured(flags, overrides, compiled, MEASUREMENTS))
         if "failure" not in findings:
             terminal.out("measuring a warm start ...")
             warm = _measured(flags, overrides, compiled, ())
@@ -71,13 +71,13 @@ def _write_efficiency(
 
 
 def _measured(
-    flags: commands.Bench, overrides: list[str], compiled: str, parts: tuple[str, ...]
+    flags: commands.Bench, overrides: list[str], compiled: str, measurements: tuple[str, ...]
 ) -> dict[str, Any]:
     return request.findings(
         flags.config,
         overrides,
         compiled=compiled,
-        parts=parts,
+        measurements=measurements,
         seconds=flags.seconds,
         simulate_devices=flags.simulate_devices,
     )

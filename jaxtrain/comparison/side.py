@@ -287,7 +287,7 @@ class _Probe:
             state, metrics = step(state, batch, scalars)
             jax.block_until_ready(metrics)
 
-        return timing.measure(once, least=_LEAST_STEPS, at_most_s=_MEASURED_S).median_s
+        return timing.measure(once, at_least=_LEAST_STEPS, at_most_s=_MEASURED_S).median_s
 
 
 def _of_schedule(built: Any) -> str:

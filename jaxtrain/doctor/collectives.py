@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain.bench import ceilings
+from jaxtrain.bench import peaks
 from jaxtrain.cost import cards
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -141,7 +141,7 @@ def rates(
     devices: list[jax.Device],
     store: KeyValueStore,
     host: str,
-    measure: Callable[..., ceilings.Ceilings] = ceilings.measure,
+    measure: Callable[..., peaks.Peaks] = peaks.measure,
 ) -> Iterator[Finding]:
     """Measures the matmul and copy rates of each GPU by itself, and names those that are slow.
 
@@ -149,21 +149,25 @@ def rates(
     """
     own_rates = {
         f"GPU {device.local_hardware_id} of {host}": (
-            peaks.bf16_flops / 1e12,
-            peaks.copy_bytes / 1e9,
+            measured.bf16_flops / 1e12,
+            measured.copy_bytes / 1e9,
         )
         for device in devices
         if device.platform != "cpu"
-        for peaks in [measure(device, _RATES_S)]
+        for measured in [measure(device, _RATES_S)]
     }
     texts = store.gather("rates of the GPUs", json.dumps([*own_rates.items()]), 3 * ANSWER_S)
     gpus = [gpu for text in texts for gpu in json.loads(text)]
     if not gpus:
         return
     for number, label in enumerate(("bf16 matmuls at {:,.0f} TFLOP/s", "copies at {:,.0f} GB/s")):
-        measured = [peaks[number] for _, peaks in gpus]
-        median = statistics.median(measured)
-        slow = [(name, peaks[number]) for name, peaks in gpus if peaks[number] < _SLOW_GPU * median]
+        over_gpus = [of_gpu[number] for _, of_gpu in gpus]
+        median = statistics.median(over_gpus)
+        slow = [
+            (name, rate)
+            for (name, _), rate in zip(gpus, over_gpus, strict=True)
+            if rate < _SLOW_GPU * median
+        ]
         for name, rate in slow:
             yield warning(
                 f"{name}: {label.format(rate)}, against {median:,.0f} in the median of {len(gpus)} "
@@ -174,7 +178,7 @@ def rates(
         if not slow:
             yield ok(
                 f"{counted(len(gpus), 'GPU')}, measured one by one: "
-                f"{label.format(min(measured))} or more"
+                f"{label.format(min(over_gpus))} or more"
             )
 
 

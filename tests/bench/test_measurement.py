@@ -12,7 +12,7 @@ import pytest
 from planning.step_findings import COST
 from training import toy
 
-from jaxtrain.bench import ceilings, measurement
+from jaxtrain.bench import measurement, peaks
 from jaxtrain.cost import cards, operations, step_time
 from jaxtrain.optim.schedule import Schedule
 
@@ -52,7 +52,7 @@ def test_the_rate_of_bursts_includes_the_pauses() -> None:
     assert len(waits) == 6 + 1 + len(times.seconds)  # includes the warm-up steps
     assert times.median_s < PAUSE_S / AT_ONCE / 2
     assert times.mean_s == pytest.approx(PAUSE_S / AT_ONCE, rel=0.3)
-    assert measurement._waited_share(waits, times) > 0.7
+    assert measurement._waited_fraction(waits, times) > 0.7
 
 
 def test_the_step_is_compared_with_the_peaks_and_with_its_serial_bound(
@@ -61,7 +61,7 @@ def test_the_step_is_compared_with_the_peaks_and_with_its_serial_bound(
     """A step of one matmul, by the arithmetic of plan, which takes twice as long as at the peak."""
     h100 = cards.CARDS["h100"]
     monkeypatch.setattr(cards, "of_device", lambda kind: h100)
-    monkeypatch.setattr(ceilings, "measure", lambda: ceilings.Ceilings(1e12, 2e12, 3e12))
+    monkeypatch.setattr(peaks, "measure", lambda: peaks.Peaks(1e12, 2e12, 3e12))
     work = (operations.Work(256**3, 0.0, 0, 2),)
     cost = dataclasses.replace(COST, devices=1, flops=2 * 256**3, work=work)
     built = SimpleNamespace(run=SimpleNamespace(precision="bfloat16"))
@@ -75,4 +75,6 @@ def test_the_step_is_compared_with_the_peaks_and_with_its_serial_bound(
         "synthetic/step": {"median_s": 2 * at_peak},
         "synthetic/flops_per_second_per_device": 0.25e12,
     }
-    assert measurement._shares(session, rows)["synthetic/share_of_measured_flops"] == 0.25
+    assert (
+        measurement._compared_with_peaks(session, rows)["synthetic/share_of_measured_flops"] == 0.25
+    )

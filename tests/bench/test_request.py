@@ -20,6 +20,6 @@ def test_a_worker_that_ends_early_has_failed(monkeypatch: pytest.MonkeyPatch) ->
             raise TimeoutError
 
     monkeypatch.setattr(request, "SubprocessWorker", Worker)
-    found = request.findings("demo", (), compiled="", parts=(), timeout_s=7.0)
+    found = request.findings("demo", (), compiled="", measurements=(), timeout_s=7.0)
     assert found["notes"] == {"worker": "took longer than 7 s"}
     assert found["failed"] == ["worker"]

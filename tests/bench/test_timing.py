@@ -23,7 +23,7 @@ class Clock:
 
 def test_the_first_call_is_not_timed() -> None:
     clock = Clock(100.0, 1.0, 2.0, 3.0)
-    found = timing.measure(clock.action, least=3, at_most_s=0.0, clock=clock)
+    found = timing.measure(clock.action, at_least=3, at_most_s=0.0, clock=clock)
     assert found.seconds == (1.0, 2.0, 3.0)
     assert found.median_s == 2.0
 
@@ -33,7 +33,9 @@ def test_the_first_call_is_not_timed() -> None:
 )
 def test_number_of_measurements(least: int, at_most_s: float, most: int, count: int) -> None:
     clock = Clock(1.0)
-    found = timing.measure(clock.action, least=least, at_most_s=at_most_s, most=most, clock=clock)
+    found = timing.measure(
+        clock.action, at_least=least, at_most_s=at_most_s, at_most=most, clock=clock
+    )
     assert len(found.seconds) == count
 
 

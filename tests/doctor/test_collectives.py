@@ -12,7 +12,7 @@ import pytest
 from distributed.fake_key_value import FakeClient
 from doctor.examined import all_ok, only_problem, only_warning, subject
 
-from jaxtrain.bench.ceilings import Ceilings
+from jaxtrain.bench.peaks import Peaks
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import collectives
 from jaxtrain.doctor.finding import Finding
@@ -61,10 +61,10 @@ class Gpu(NamedTuple):
     platform: str = "gpu"
 
 
-USUAL = Ceilings(700e12, 1.0, 2.9e12)
+USUAL = Peaks(700e12, 1.0, 2.9e12)
 
 
-def measured(*each: list[Ceilings]) -> list[Finding]:
+def measured(*each: list[Peaks]) -> list[Finding]:
     """Returns the findings of process 0, given the rates of the GPUs of all processes."""
     stores = FakeClient(len(each)).stores() if len(each) > 1 else [KeyValueStore()]
 
@@ -85,11 +85,11 @@ def measured(*each: list[Ceilings]) -> list[Finding]:
 
 
 def test_a_slow_gpu_is_named() -> None:
-    found = only_warning(measured([USUAL, USUAL, Ceilings(500e12, 1.0, 2.9e12), USUAL]))
+    found = only_warning(measured([USUAL, USUAL, Peaks(500e12, 1.0, 2.9e12), USUAL]))
     assert found.seen == (
         "GPU 2 of n0: bf16 matmuls at 500 TFLOP/s, against 700 in the median of 4 GPUs (measured)"
     )
-    found = only_warning(measured([USUAL], [Ceilings(700e12, 1.0, 1.5e12)], [USUAL]))
+    found = only_warning(measured([USUAL], [Peaks(700e12, 1.0, 1.5e12)], [USUAL]))
     assert found.seen.startswith("GPU 0 of n1: copies at 1,500 GB/s, against 2,900 in the median")
     assert all_ok(measured([USUAL], [])) == (
         "1 GPU, measured one by one: bf16 matmuls at 700 TFLOP/s or more\n"

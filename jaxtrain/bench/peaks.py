@@ -14,7 +14,7 @@ _CALLS = {"gpu": 20, "cpu": 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Ceilings:
+class Peaks:
     """The measured peaks of one device.
 
     Attributes:
@@ -28,7 +28,7 @@ class Ceilings:
     copy_bytes: float
 
 
-def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceilings:
+def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Peaks:
     """Measures one device.
 
     Args:
@@ -36,30 +36,30 @@ def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceiling
         at_most_s: seconds for each of the three peaks.
     """
     device = device or jax.local_devices()[0]
-    return Ceilings(
-        _products(device, jnp.bfloat16, at_most_s),
-        _products(device, jnp.float32, at_most_s),
-        _copies(device, at_most_s),
+    return Peaks(
+        _matmul_peak(device, jnp.bfloat16, at_most_s),
+        _matmul_peak(device, jnp.float32, at_most_s),
+        _copy_peak(device, at_most_s),
     )
 
 
-def _products(device: jax.Device, dtype: jax.typing.DTypeLike, at_most_s: float) -> float:
+def _matmul_peak(device: jax.Device, dtype: jax.typing.DTypeLike, at_most_s: float) -> float:
     """Measures FLOP/s, 2 n^3 per matmul of random matrices (zeros would let a GPU clock higher)."""
     side = _of(_SIDE, device)
     keys = jax.random.split(jax.random.key(0))
     x, y = (jax.device_put(jax.random.normal(key, (side, side), dtype), device) for key in keys)
-    product = jax.jit(jnp.matmul)
+    matmul = jax.jit(jnp.matmul)
     calls = _of(_CALLS, device)
 
     def action() -> None:
         # Queued back to back, so that the device never waits for the host.
-        jax.block_until_ready([product(x, y) for _ in range(calls)])
+        jax.block_until_ready([matmul(x, y) for _ in range(calls)])
 
-    times = timing.measure(action, least=3, at_most_s=at_most_s)
+    times = timing.measure(action, at_least=3, at_most_s=at_most_s)
     return calls * 2 * side**3 / times.median_s
 
 
-def _copies(device: jax.Device, at_most_s: float) -> float:
+def _copy_peak(device: jax.Device, at_most_s: float) -> float:
     size = _of(_COPY_BYTES, device)
     x = jax.device_put(jnp.zeros(size // 4, jnp.float32), device)
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -71,7 +71,7 @@ def _copies(device: jax.Device, at_most_s: float) -> float:
             x = add(x)
         x.block_until_ready()
 
-    times = timing.measure(action, least=3, at_most_s=at_most_s)
+    times = timing.measure(action, at_least=3, at_most_s=at_most_s)
     return calls * 2 * size / times.median_s
 
 
