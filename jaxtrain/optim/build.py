@@ -99,17 +99,17 @@ def make_optimizer(
                 if role.role == "matrix"
                 else _adamw(label, settings, members, role.b1, role.b2)
             )
-    parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
+    main_transforms = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
     if settings.average is not None:
-        parts_of_main.append(ema.averaging(settings.average))
-    main = optax.chain(*parts_of_main)
+        main_transforms.append(ema.averaging(settings.average))
+    main = optax.chain(*main_transforms)
     if not separate:
         return main
-    parts = {"main": main} | {
+    by_group = {"main": main} | {
         name: _adamw(name, settings, decayed, group.b1, group.b2)
         for name, group in separate.items()
     }
-    return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
+    return optax.partition(by_group, {name: group or "main" for name, group in owner.items()})
 
 
 def _with_roles(

@@ -59,9 +59,9 @@ def with_averages(params: Mapping[str, Leaf], opt: Any) -> dict[str, Leaf]:
     """Returns the parameters, each replaced by its average if it has one."""
     averages = {
         name: array
-        for part in jax.tree.leaves(opt, is_leaf=_is_average)
-        if _is_average(part)
-        for name, array in part.average.items()
+        for leaf in jax.tree.leaves(opt, is_leaf=_is_average)
+        if _is_average(leaf)
+        for name, array in leaf.average.items()
         if not isinstance(array, optax.MaskedNode)
     }
     return {**params, **averages}
@@ -73,5 +73,5 @@ def names(stored: Mapping[str, Any]) -> dict[str, str]:
     return {match["name"]: match.string for match in matches if match}
 
 
-def _is_average(part: Any) -> bool:
-    return isinstance(part, Averaged)
+def _is_average(leaf: Any) -> bool:
+    return isinstance(leaf, Averaged)

@@ -137,9 +137,9 @@ def _map_by_shape(function: Callable[..., Any], *arrays: Mapping[str, jax.Array]
     results: dict[str, Any] = {}
     for names in shapes.values():
         stacks = (jnp.stack([argument[name] for name in names]) for argument in arrays)
-        parts, tree = jax.tree.flatten(jax.vmap(function)(*stacks))
-        for name, leaves in zip(names, zip(*parts, strict=True), strict=True):
-            results[name] = jax.tree.unflatten(tree, leaves)
+        leaves, tree = jax.tree.flatten(jax.vmap(function)(*stacks))
+        for name, own_leaves in zip(names, zip(*leaves, strict=True), strict=True):
+            results[name] = jax.tree.unflatten(tree, own_leaves)
     return results
 
 

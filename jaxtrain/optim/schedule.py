@@ -58,12 +58,12 @@ class Scalars(NamedTuple):
     counts. It passes the values for both cases.
 
     Attributes:
-        done: completed steps if the step before was good, uint32 [].
+        step: completed steps if the step before was good, uint32 [].
         warmup: length of the warm-up in steps, uint32 [].
         values: float32 [2, groups, 3], if the step before was bad, and if it was good.
     """
 
-    done: Any
+    step: Any
     warmup: Any
     values: Any
 
@@ -99,16 +99,16 @@ class Schedule:
         self._roles = {} if settings.muon is None else param_groups.roles(groups or {})
         self._separate = param_groups.separate_groups(groups or {})
 
-    def learning_rate(self, done: int) -> float:
-        """Returns the rate after ``done`` steps that is recorded: Muon's, if it is on."""
+    def learning_rate(self, step: int) -> float:
+        """Returns the rate after ``step`` completed steps that is recorded: Muon's, if it is on."""
         muon = self._settings.muon
-        return (self._settings.peak_lr if muon is None else muon.peak_lr) * self._factor(done)
+        return (self._settings.peak_lr if muon is None else muon.peak_lr) * self._factor(step)
 
-    def at(self, done: int) -> dict[str, GroupScalars]:
-        """Returns the scalars of each group after ``done`` steps, in float64."""
-        settings, factor = self._settings, self._factor(done)
+    def at(self, step: int) -> dict[str, GroupScalars]:
+        """Returns the scalars of each group after ``step`` completed steps, in float64."""
+        settings, factor = self._settings, self._factor(step)
         of = {
-            _RECORDED: GroupScalars(self.learning_rate(done)),
+            _RECORDED: GroupScalars(self.learning_rate(step)),
             ADAMW: GroupScalars(settings.peak_lr * factor, self._decay(settings.peak_lr)),
         }
         for label, role in self._roles.items():
@@ -118,23 +118,23 @@ class Schedule:
             if role.role == "matrix":
                 decay = self._decay(peak_lr)
                 if settings.muon.cautious_decay:
-                    decay *= half_cosine(min(done / self._total, 1.0))
-                of[label] = GroupScalars(rate, decay, self._momentum(settings.muon, done))
+                    decay *= half_cosine(min(step / self._total, 1.0))
+                of[label] = GroupScalars(rate, decay, self._momentum(settings.muon, step))
             else:
                 of[label] = GroupScalars(rate, role.weight_decay)
         for label, group in self._separate.items():
-            rate = group.peak_lr if done >= group.start_step else 0.0
+            rate = group.peak_lr if step >= group.start_step else 0.0
             of[label] = GroupScalars(rate, group.weight_decay)
         return of
 
-    def scalars(self, done: int) -> Scalars:
+    def scalars(self, step: int) -> Scalars:
         """Returns the argument of a step.
 
         Args:
-            done: completed steps before it, if the step before it was good.
+            step: completed steps before it, if the step before it was good.
         """
-        cases = [list(self.at(max(0, number)).values()) for number in (done - 1, done)]
-        return Scalars(np.uint32(done), np.uint32(self._warmup), np.array(cases, np.float32))
+        cases = [list(self.at(max(0, number)).values()) for number in (step - 1, step)]
+        return Scalars(np.uint32(step), np.uint32(self._warmup), np.array(cases, np.float32))
 
     @property
     def spec(self) -> Scalars:
@@ -151,25 +151,25 @@ class Schedule:
             step: completed steps before it.
         """
         bad, good = scalars.values
-        values = jnp.where(step == scalars.done, good, bad)
+        values = jnp.where(step == scalars.step, good, bad)
         return {label: GroupScalars(*values[row]) for row, label in enumerate(self.at(0))}
 
-    def _factor(self, done: int) -> float:
-        """Returns the rate after ``done`` steps as a fraction of the peak."""
-        if done < self._warmup:
-            return (done + 1) / self._warmup
+    def _factor(self, step: int) -> float:
+        """Returns the rate after ``step`` completed steps as a fraction of the peak."""
+        if step < self._warmup:
+            return (step + 1) / self._warmup
         settings = self._settings
-        done = min(done, self._total)
-        left = (self._total - done) / (self._total - self._warmup)
+        step = min(step, self._total)
+        left = (self._total - step) / (self._total - self._warmup)
         if settings.schedule == "constant":
             return 1.0
         if settings.schedule in ("cosine", "linear"):
             height = left if settings.schedule == "linear" else half_cosine(1 - left)
             return settings.warmdown_to + (1 - settings.warmdown_to) * height
-        down = self._down(done)
+        down = self._warmdown_progress(step)
         shapes = {"linear": down, "sqrt": math.sqrt(down)}
         if settings.warmdown_shape == "step":
-            shapes["step"] = float(done >= self._total - self._warmdown)
+            shapes["step"] = float(step >= self._total - self._warmdown)
         return 1 + (settings.warmdown_to - 1) * shapes[settings.warmdown_shape]
 
     def _decay(self, peak_lr: float) -> float:
@@ -177,19 +177,19 @@ class Schedule:
         settings = self._settings
         return settings.weight_decay / peak_lr if settings.decouple_lr else settings.weight_decay
 
-    def _momentum(self, muon: config.Muon, done: int) -> float:
+    def _momentum(self, muon: config.Muon, step: int) -> float:
         """Returns the smaller of the rise and the fall."""
-        share = min(done / muon.momentum_steps, 1.0) if muon.momentum_steps else 1.0
-        risen = (1 - share) * muon.first_momentum + share * muon.momentum
+        fraction = min(step / muon.momentum_steps, 1.0) if muon.momentum_steps else 1.0
+        risen = (1 - fraction) * muon.first_momentum + fraction * muon.momentum
         if muon.last_momentum is None:
             return risen
-        down = self._down(done)
+        down = self._warmdown_progress(step)
         return min(risen, (1 - down) * muon.momentum + down * muon.last_momentum)
 
-    def _down(self, done: int) -> float:
+    def _warmdown_progress(self, step: int) -> float:
         """Returns the fraction of the warm-down that is complete."""
         length = max(self._warmdown, 1)
-        return min(max((done - (self._total - length)) / length, 0.0), 1.0)
+        return min(max((step - (self._total - length)) / length, 0.0), 1.0)
 
 
 def recorded_rate(step: Mapping[str, GroupScalars]) -> Any:
@@ -197,13 +197,13 @@ def recorded_rate(step: Mapping[str, GroupScalars]) -> Any:
     return step[_RECORDED].rate
 
 
-def half_cosine(share: float) -> float:
-    """Falls from 1 to 0 while ``share`` rises: ``0.5 (1 + cos(pi share))``.
+def half_cosine(fraction: float) -> float:
+    """Falls from 1 to 0 while ``fraction`` rises: ``0.5 (1 + cos(pi fraction))``.
 
     As the square of a sine, by its Taylor series: exact to some units of the last place of
     float64, where it is near 0, too.
     """
-    angle = 0.5 * math.pi * (1 - share)
+    angle = 0.5 * math.pi * (1 - fraction)
     sine = term = angle
     for n in range(2, 24, 2):
         term *= -angle * angle / (n * (n + 1))
@@ -221,7 +221,7 @@ def warmup_steps(settings: config.Optim, total_steps: int) -> int:
         steps = settings.warmup_steps
     else:
         assert settings.warmup_fraction is not None, "config.validate() ensures that one is set"
-        steps = _share(settings.warmup_fraction, total_steps)
+        steps = _rounded_down(settings.warmup_fraction, total_steps)
     if steps >= total_steps:
         raise InputError(
             f"the warm-up of {steps} steps must be shorter than the run of {total_steps} steps: "
@@ -232,7 +232,7 @@ def warmup_steps(settings: config.Optim, total_steps: int) -> int:
 
 def warmdown_steps(settings: config.Optim, total_steps: int) -> int:
     """Returns the length of the warm-down of a trapezoid, in steps."""
-    return _share(settings.warmdown_fraction, total_steps)
+    return _rounded_down(settings.warmdown_fraction, total_steps)
 
 
 def peak_of_role(role: config.Role, settings: config.Muon) -> float:
@@ -247,32 +247,32 @@ def peak_of_role(role: config.Role, settings: config.Muon) -> float:
 
 
 def schedule_change(
-    before: tuple[config.Optim, int], after: tuple[config.Optim, int], done: int
+    before: tuple[config.Optim, int], after: tuple[config.Optim, int], step: int
 ) -> str | None:
     """Returns how the learning rate of a resumed run differs from before; None if it does not.
 
     Args:
         before: settings and total steps of the run that saved the checkpoint.
         after: of this run.
-        done: completed steps.
+        step: completed steps.
 
     Raises:
         InputError: warm-up and warm-down do not fit into a run.
     """
-    old, new = (Schedule(*run).learning_rate(done) for run in (before, after))
+    old, new = (Schedule(*run).learning_rate(step) for run in (before, after))
     (_, old_total), (settings, total) = before, after
     same = math.isclose(old, new, rel_tol=1e-6)
     if same and (old_total == total or settings.schedule == "constant"):
         return None
     rate = f"stays {new:.3g}" if same else f"changes from {old:.3g} to {new:.3g}"
     if old_total == total:
-        return f"the learning rate at step {done} {rate}"
+        return f"the learning rate at step {step} {rate}"
     return (
         f"the learning rate schedule ({settings.schedule}) now covers {total} steps instead of "
-        f"{old_total}: the rate at step {done} {rate}"
+        f"{old_total}: the rate at step {step} {rate}"
     )
 
 
-def _share(fraction: float, total: int) -> int:
+def _rounded_down(fraction: float, total: int) -> int:
     """Rounds down, like ``total // 10``; 0.29 x 100 is 29, although the product is 28.999..."""
     return int(fraction * total + 1e-9)
