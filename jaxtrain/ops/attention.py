@@ -30,15 +30,15 @@ _BLOCK = 4
 _counts = contextvars.ContextVar("counts", default=False)
 
 
-def fewest_heads(width: int, most: int) -> int:
-    """Returns the smallest number of heads, each at most `most` wide, that divides a width.
+def fewest_heads(width: int, largest: int) -> int:
+    """Returns the smallest number of heads, each at most `largest` wide, that divides a width.
 
     Prefers head widths that are multiples of eight, which fused attention requires, then even
     widths, which rotary positions require.
     """
-    least = math.ceil(width / most)
-    of = [n for step in (8, 2) for n in range(least, 2 * least) if width % (step * n) == 0]
-    return of[0] if of else least
+    fewest = math.ceil(width / largest)
+    counts = [n for step in (8, 2) for n in range(fewest, 2 * fewest) if width % (step * n) == 0]
+    return counts[0] if counts else fewest
 
 
 def rotary(
@@ -257,12 +257,12 @@ def _blocks(x_BS: jax.Array, length: int, reach: int, fill: int = 0) -> jax.Arra
     Returns:
         [B, C, reach + length + reach, ...].
     """
-    b, s, *others = x_BS.shape
-    pads = ((0, 0), (0, -s % length)) + ((0, 0),) * len(others)
-    x_BCL = jnp.pad(x_BS, pads, constant_values=fill).reshape(b, -1, length, *others)
+    b, s, *rest_shape = x_BS.shape
+    pads = ((0, 0), (0, -s % length)) + ((0, 0),) * len(rest_shape)
+    x_BCL = jnp.pad(x_BS, pads, constant_values=fill).reshape(b, -1, length, *rest_shape)
     if not reach:
         return x_BCL
-    end_BCR = jnp.full((b, 1, reach, *others), fill, x_BS.dtype)
+    end_BCR = jnp.full((b, 1, reach, *rest_shape), fill, x_BS.dtype)
     before_BCR = jnp.concatenate([end_BCR, x_BCL[:, :-1, length - reach :]], axis=1)
     after_BCR = jnp.concatenate([x_BCL[:, 1:, :reach], end_BCR], axis=1)
     return jnp.concatenate([before_BCR, x_BCL, after_BCR], axis=2)
@@ -356,8 +356,8 @@ def _causal_attention(
     if window is not None:
         past_ST &= key_1T >= query_S1 - window
     scores_BHGST = jnp.where(past_ST[None, None, None], scores_BHGST, jnp.finfo(jnp.float32).min)
-    share_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BTHK.dtype)
-    return jnp.einsum("bhgst,bthk->bshgk", share_BHGST, v_BTHK).reshape(b, s, n, k)
+    probs_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BTHK.dtype)
+    return jnp.einsum("bhgst,bthk->bshgk", probs_BHGST, v_BTHK).reshape(b, s, n, k)
 
 
 def _visible_attention(
@@ -372,11 +372,11 @@ def _visible_attention(
     scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
     scores_BNST = scores_BNST / math.sqrt(q_BSNK.shape[-1])
     # Not -inf: a row that is all padding would become NaN.
-    least = jnp.finfo(jnp.float32).min
-    scores_BNST = jnp.where(visible_BQS[:, None], scores_BNST, least)
-    share_BNST = jax.nn.softmax(scores_BNST, -1).astype(q_BSNK.dtype)
-    share_BNST = dropout(share_BNST, rate, keys_B)
-    return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK)
+    lowest = jnp.finfo(jnp.float32).min
+    scores_BNST = jnp.where(visible_BQS[:, None], scores_BNST, lowest)
+    probs_BNST = jax.nn.softmax(scores_BNST, -1).astype(q_BSNK.dtype)
+    probs_BNST = dropout(probs_BNST, rate, keys_B)
+    return jnp.einsum("bnst,btnk->bsnk", probs_BNST, v_BSNK)
 
 
 class Cache(NamedTuple):

@@ -87,8 +87,8 @@ def predict(
         cap: replaces logits z by `cap tanh(z / cap)`; None does not.
     """
     rows, length, _ = x_BSD.shape
-    most = max(1, CHUNK_TOKENS // per_device.rows_per_device(rows))
-    count = math.ceil(length / most)
+    longest = max(1, CHUNK_TOKENS // per_device.rows_per_device(rows))
+    count = math.ceil(length / longest)
     size = math.ceil(length / count)
     if missing := count * size - length:
         x_BSD = jnp.pad(x_BSD, ((0, 0), (0, missing), (0, 0)))
@@ -108,8 +108,8 @@ def _predict(
     weight_BS: jax.Array,
 ) -> Predictions:
     def body(total: jax.Array, number: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        part = _chunk(number, size, x_BSD, targets_BS, weight_BS)
-        predictions = _of_chunk(cap, einsum_float32, part[0], unembedding_VD, *part[1:])
+        chunk = _chunk(number, size, x_BSD, targets_BS, weight_BS)
+        predictions = _of_chunk(cap, einsum_float32, chunk[0], unembedding_VD, *chunk[1:])
         return total + predictions.total, (predictions.cost, predictions.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)
@@ -130,14 +130,14 @@ def _predict_forward(
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
         x_BPD, targets_BP, weight_BP = _chunk(number, size, x_BSD, targets_BS, weight_BS)
 
-        def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
-            predictions = _of_chunk(cap, jnp.einsum, x, words, targets_BP, weight_BP)
+        def total_of(x: jax.Array, unembedding: jax.Array) -> tuple[jax.Array, Predictions]:
+            predictions = _of_chunk(cap, jnp.einsum, x, unembedding, targets_BP, weight_BP)
             return predictions.total, predictions
 
         _, pull, predictions = jax.vjp(total_of, x_BPD, unembedding_VD, has_aux=True)
-        of_x, of_words = pull(jnp.ones(()))
+        of_x, of_unembedding = pull(jnp.ones(()))
         total, grad_unembedding = carry
-        carry = total + predictions.total, grad_unembedding + of_words.astype(jnp.float32)
+        carry = total + predictions.total, grad_unembedding + of_unembedding.astype(jnp.float32)
         return carry, (of_x, predictions.cost, predictions.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)

@@ -18,7 +18,7 @@ from jaxtrain.ops import cpu, per_device
 from jaxtrain.ops.per_device import Wanted, platform
 
 Fold = Callable[[Any], jax.Array]
-"""Computes a kernel from its parts. Must not close over arrays, other than constants."""
+"""Computes a kernel from weights. Must not close over arrays, other than constants."""
 
 
 def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
@@ -37,20 +37,20 @@ def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
         [N, (H + 2 B - K) // stride + 1, (W + 2 B - K) // stride + 1, O] with a border of B pixels,
         in the dtype of `x_NHWI`.
     """
-    return by_parts(x_NHWI, kernel, lambda kernel: kernel, stride)
+    return folded_conv(x_NHWI, kernel, lambda kernel: kernel, stride)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def by_parts(x_NHWI: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+def folded_conv(x_NHWI: jax.Array, weights: Any, fold: Fold, stride: int) -> jax.Array:
     """Computes :func:`conv` with a kernel that is computed from other arrays.
 
-    Each device converts its gradient of the kernel to gradients of the parts before they are summed
-    over devices: the parts may be much smaller, and are communicated in their own dtype.
+    Each device converts its gradient of the kernel to gradients of the weights before they are
+    summed over devices: these may be much smaller, and are communicated in their own dtype.
 
     Args:
-        fold: parts -> kernel, in the dtype of `x_NHWI`.
+        fold: weights -> kernel, in the dtype of `x_NHWI`.
     """
-    return _conv(x_NHWI, fold(parts), stride)
+    return _conv(x_NHWI, fold(weights), stride)
 
 
 def _conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
@@ -65,10 +65,10 @@ def _conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 def _forward(
-    x_NHWI: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+    x_NHWI: CustomVJPPrimal, weights: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, tuple[jax.Array, Any, Wanted]]:
-    x, values = custom_vjp_primal_tree_values((x_NHWI, parts))
-    trained = any(part.perturbed for part in jax.tree.leaves(parts, is_leaf=_is_primal))
+    x, values = custom_vjp_primal_tree_values((x_NHWI, weights))
+    trained = any(weight.perturbed for weight in jax.tree.leaves(weights, is_leaf=_is_primal))
     return _conv(x, fold(values), stride), (x, values, Wanted(x_NHWI.perturbed, trained))
 
 
@@ -79,16 +79,16 @@ def _is_primal(value: Any) -> bool:
 def _backward(
     fold: Fold, stride: int, kept: tuple[jax.Array, Any, Wanted], grad_NHWO: jax.Array
 ) -> tuple[jax.Array | None, Any]:
-    x_NHWI, parts, wanted = kept
+    x_NHWI, weights, wanted = kept
     if isinstance(grad_NHWO, SymbolicZero):
         return None, None
 
-    def backward(rows: tuple[jax.Array, jax.Array], parts: Any) -> tuple[jax.Array | None, Any]:
-        kernel, unfold = jax.vjp(fold, parts)
+    def backward(rows: tuple[jax.Array, jax.Array], weights: Any) -> tuple[jax.Array | None, Any]:
+        kernel, unfold = jax.vjp(fold, weights)
         grad_x, grad_kernel = gradients(rows, kernel, stride=stride, wanted=wanted)
         return grad_x, None if grad_kernel is None else unfold(grad_kernel)[0]
 
-    return per_device.at_once(backward, (x_NHWI, grad_NHWO), parts)
+    return per_device.at_once(backward, (x_NHWI, grad_NHWO), weights)
 
 
 def gradients(
@@ -111,4 +111,4 @@ def gradients(
     return grad_x, grad_kernel
 
 
-by_parts.defvjp(_forward, _backward, symbolic_zeros=True)
+folded_conv.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -20,7 +20,7 @@ BOUNDARY = -1
 """Separates the prompt from the generated tokens."""
 
 # Samples during validation: few and short, because each token is a pass through the model.
-_TEXTS, _GIVEN, _WRITTEN = 2, 32, 64
+_TEXTS, _PROMPT, _WRITTEN = 2, 32, 64
 _CHOICE = Choice(temperature=0.8, top_k=50)
 _SEED = 0
 
@@ -46,14 +46,14 @@ def continuation(
         prompt_BP: ids, int32.
         keys_B: typed keys, one per sequence.
     """
-    rows, given = prompt_BP.shape
-    cache = model.cache(rows, given + count)
-    logits_BV, cache = model.decode_step(prompt_BP, given, cache, 0)
+    rows, prompt_length = prompt_BP.shape
+    cache = model.cache(rows, prompt_length + count)
+    logits_BV, cache = model.decode_step(prompt_BP, prompt_length, cache, 0)
 
     def body(carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, jax.Array]:
         logits_BV, cache = carry
         ids_B = choose(choice, logits_BV, keys_B, number)
-        return model.decode_step(ids_B[:, None], 1, cache, given + number), ids_B
+        return model.decode_step(ids_B[:, None], 1, cache, prompt_length + number), ids_B
 
     _, ids_CB = jax.lax.scan(body, (logits_BV, cache), jnp.arange(count))
     return ids_CB.T
@@ -71,9 +71,9 @@ def samples(model: Any, batch: dict[str, jax.Array]) -> jax.Array:
     """
     tokens_RS, weight_R = batch["tokens"][:_TEXTS], batch["weight"][:_TEXTS]
     rows, length = tokens_RS.shape
-    given = min(_GIVEN, max(1, length // 2))
-    prompt_RP = tokens_RS[:, :given]
-    count = min(_WRITTEN, length - given)
+    prompt_length = min(_PROMPT, max(1, length // 2))
+    prompt_RP = tokens_RS[:, :prompt_length]
+    count = min(_WRITTEN, length - prompt_length)
     written_RC = continuation(model, prompt_RP, count, _CHOICE, keys_of_rows(_SEED, rows))
     boundary_R1 = jnp.full((rows, 1), BOUNDARY, jnp.int32)
     ids_RT = jnp.concatenate([prompt_RP, boundary_R1, written_RC], axis=1)
@@ -87,11 +87,11 @@ def page(ids_RT: np.ndarray, decode: Callable[[Sequence[int]], str]) -> str:
         ids_RT: int32.
         decode: ids -> text.
     """
-    parts = []
+    lines = []
     for number, ids_T in enumerate(ids_RT.tolist(), 1):
         end = ids_T.index(BOUNDARY)
-        given, written = ids_T[:end], ids_T[end + 1 :]
-        if given:
-            parts += [f"===== prompt {number}", decode(given)]
-            parts += [f"===== completion {number}", decode(written)]
-    return "".join(f"{part}\n" for part in parts)
+        prompt, written = ids_T[:end], ids_T[end + 1 :]
+        if prompt:
+            lines += [f"===== prompt {number}", decode(prompt)]
+            lines += [f"===== completion {number}", decode(written)]
+    return "".join(f"{line}\n" for line in lines)

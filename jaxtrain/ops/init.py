@@ -42,8 +42,8 @@ def _drawn(rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
 
 
 @functools.partial(jax.jit, static_argnums=2)  # traced once for all parameters of a shape
-def _even(words: jax.Array, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _even(key_data: jax.Array, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns uniform numbers in (-1, 1): the middles of `_STEPS` intervals, so never an end."""
-    first, second = mixed(words[0], count), mixed(words[1], count)
+    first, second = mixed(key_data[0], count), mixed(key_data[1], count)
     bits = mixed(numbers(shape) + first, second) // (2**32 // _STEPS)
     return (2 * bits.astype(jnp.float32) + (1 - _STEPS)) / _STEPS

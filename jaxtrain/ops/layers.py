@@ -68,8 +68,8 @@ def remat(function: Function, mode: Remat) -> Function:
     @functools.wraps(function)
     def called(*arguments: Any) -> Any:
         modules = [argument for argument in arguments if isinstance(argument, nnx.Module)]
-        whole = modules and not any(map(_reads_shards, modules))
-        return (function if whole else wrapped)(*arguments)
+        unsharded = modules and not any(map(_reads_shards, modules))
+        return (function if unsharded else wrapped)(*arguments)
 
     return cast(Function, called)
 
@@ -331,7 +331,7 @@ def _layer_norm_backward(
     wide = grad.astype(jnp.float32)
     normal = (x.astype(jnp.float32) - mean) * inverse
     rows = tuple(range(x.ndim - 1))
-    of_scale, of_bias = (part.sum(rows, keepdims=True) for part in (wide * normal, wide))
+    of_scale, of_bias = (term.sum(rows, keepdims=True) for term in (wide * normal, wide))
     scaled = wide * scale
     along = (scaled * normal).mean(-1, keepdims=True)
     of_x = inverse * (scaled - scaled.mean(-1, keepdims=True) - normal * along)
@@ -390,8 +390,10 @@ def random_bits(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Args:
         shape: shape of an example; fewer than 2^32 elements.
     """
-    words = jax.random.key_data(keys_B)
-    first, second = (word.reshape(-1, *(1 for _ in shape)) for word in (words[:, 0], words[:, -1]))
+    key_data = jax.random.key_data(keys_B)
+    first, second = (
+        word.reshape(-1, *(1 for _ in shape)) for word in (key_data[:, 0], key_data[:, -1])
+    )
     return mixed(numbers((1, *shape)) + first, second)
 
 
@@ -467,11 +469,11 @@ def _cross_entropy_forward(
         total, of_target, before, after = lax.reduce(
             (jnp.exp(capped(wide, cap) - cap), on_target, on_before, on_after),
             (np.float32(0), np.float32(0), np.float32(-np.inf), np.float32(-np.inf)),
-            lambda one, other: (
-                one[0] + other[0],
-                one[1] + other[1],
-                lax.max(one[2], other[2]),
-                lax.max(one[3], other[3]),
+            lambda first, second: (
+                first[0] + second[0],
+                first[1] + second[1],
+                lax.max(first[2], second[2]),
+                lax.max(first[3], second[3]),
             ),
             (logits.ndim - 1,),
         )

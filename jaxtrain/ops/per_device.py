@@ -151,11 +151,11 @@ def by_device(
         of_rows, of_shared = backward(rows, shared)
         return of_rows, jax.tree.map(lambda leaf: leaf[None], of_shared)
 
-    over, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
-    of_rows, parts = jax.shard_map(
-        by_itself, mesh=mesh, in_specs=(over, whole), out_specs=(over, over), check_vma=False
+    over, replicated = PartitionSpec(mesh.axis_names), PartitionSpec()
+    of_rows, of_devices = jax.shard_map(
+        by_itself, mesh=mesh, in_specs=(over, replicated), out_specs=(over, over), check_vma=False
     )(rows, shared)
-    return of_rows, jax.tree.map(_sum, parts)
+    return of_rows, jax.tree.map(_sum, of_devices)
 
 
 def gathered(array: jax.Array) -> jax.Array:
@@ -258,6 +258,6 @@ def _mesh_that_divides(rows: Any) -> jax.sharding.Mesh | None:
     return mesh if divides else None
 
 
-def _sum(parts: jax.Array) -> jax.Array:
+def _sum(of_devices: jax.Array) -> jax.Array:
     """Not jnp.sum, which adds bfloat16 in float32, and would communicate float32."""
-    return lax.reduce(parts, jnp.zeros((), parts.dtype), lax.add, (0,))
+    return lax.reduce(of_devices, jnp.zeros((), of_devices.dtype), lax.add, (0,))

@@ -61,15 +61,15 @@ class Choice:
         """Sets the logits of excluded tokens to -inf. Of equal logits, the first are kept."""
         vocabulary = logits_BV.shape[-1]
         count = vocabulary if self.top_k is None else min(self.top_k, vocabulary)
-        share = 1.0 if self.top_p is None else self.top_p
-        if count == vocabulary and share == 1:
+        top_p = 1.0 if self.top_p is None else self.top_p
+        if count == vocabulary and top_p == 1:
             return logits_BV
         best_BK, ids_BK = jax.lax.top_k(logits_BV, count)
         chance_BK = jax.nn.softmax(best_BK, -1)
         # A token stays if those before it do not reach top_p, so the first always stays.
         before_BK = jnp.cumsum(chance_BK, -1) - chance_BK
-        stays_BK = (before_BK < share) if share < 1 else jnp.ones_like(before_BK, bool)
+        stays_BK = (before_BK < top_p) if top_p < 1 else jnp.ones_like(before_BK, bool)
         row_B1 = jnp.arange(logits_BV.shape[0])[:, None]
         # By id, not by rank: equal keys then draw the same even if rounding swaps two ranks.
-        least_BV = jnp.full_like(logits_BV, -jnp.inf)
-        return least_BV.at[row_B1, ids_BK].set(jnp.where(stays_BK, best_BK, -jnp.inf))
+        excluded_BV = jnp.full_like(logits_BV, -jnp.inf)
+        return excluded_BV.at[row_B1, ids_BK].set(jnp.where(stays_BK, best_BK, -jnp.inf))

@@ -38,10 +38,10 @@ def to_rgb(
     high_B, wide_B, mirror_B = crop_B3[:, 0], crop_B3[:, 1], crop_B3[:, 2] != 0
     straight_B = jnp.zeros_like(mirror_B)
 
-    def resized(plane_BThw: jax.Array, part: int) -> jax.Array:
+    def resized(plane_BThw: jax.Array, subsampling: int) -> jax.Array:
         rows, columns = plane_BThw.shape[2:]
-        down = _weights(high_B // part, straight_B, height, rows)
-        across = _weights(wide_B // part, mirror_B, width, columns)
+        down = _weights(high_B // subsampling, straight_B, height, rows)
+        across = _weights(wide_B // subsampling, mirror_B, width, columns)
         x = plane_BThw.astype(jnp.float32)
         # HIGH is float32 on CPUs and TF32 on GPUs, which is off by at most 0.1 of 255 levels.
         x = jnp.einsum("bthw,bWw->bthW", x, across, precision="high")
@@ -56,8 +56,8 @@ def to_rgb(
     return jnp.clip(jnp.round(rgb), 0, 255).astype(jnp.uint8)
 
 
-def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, most: int) -> jax.Array:
-    """Returns the matrices that resize the first ``size`` of ``most`` pixels to ``new`` pixels.
+def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, length: int) -> jax.Array:
+    """Returns the matrices that resize the first ``size`` of ``length`` pixels to ``new`` pixels.
 
     Args:
         size_B: int32 [B]; a size below 1, of a blank example, counts as 1.
@@ -65,7 +65,7 @@ def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, most: int) -> jax
         new: number of new pixels.
 
     Returns:
-        float32 [B, new, most]; rows sum to 1.
+        float32 [B, new, length]; rows sum to 1.
     """
     size = jnp.maximum(size_B, 1)[:, None, None]
     scale = size.astype(jnp.float32) / new
@@ -73,7 +73,7 @@ def _weights(size_B: jax.Array, mirror_B: jax.Array, new: int, most: int) -> jax
     number = jnp.arange(new, dtype=jnp.float32)[None, :, None]
     number = jnp.where(mirror_B[:, None, None], new - 1 - number, number)
     center = (number + 0.5) * scale - 0.5
-    pixel = jnp.arange(most, dtype=jnp.int32)[None, None]
+    pixel = jnp.arange(length, dtype=jnp.int32)[None, None]
     triangle = jnp.maximum(1 - jnp.abs(pixel.astype(jnp.float32) - center) / reach, 0)
     weights = jnp.where(pixel < size, triangle, 0.0)
     return weights / weights.sum(-1, keepdims=True)

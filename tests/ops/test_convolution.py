@@ -143,7 +143,7 @@ def test_gradients_of_a_folded_kernel_are_summed_in_the_dtype_of_its_parts() -> 
 
     def gradients(x: Any, parts: Any, grad: Any) -> Any:
         with per_device.tracing(platform="cuda", mesh=mesh):
-            pull = jax.vjp(lambda x, p: convolution.by_parts(x, p, fold, 1), x, parts)[1]
+            pull = jax.vjp(lambda x, p: convolution.folded_conv(x, p, fold, 1), x, parts)[1]
             return pull(grad)
 
     program = jax.jit(gradients, in_shardings=(rows, whole, rows), out_shardings=(rows, whole))

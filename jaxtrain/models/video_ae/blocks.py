@@ -164,7 +164,7 @@ def conv_frames(
     """
     b, t, *hwc = x_BTHWC.shape
     x_NHWC, dtype = x_BTHWC.reshape(b * t, *hwc), x_BTHWC.dtype
-    y = convolution.by_parts(x_NHWC, kernel, lambda parts: fold(parts).astype(dtype), stride)
+    y = convolution.folded_conv(x_NHWC, kernel, lambda parts: fold(parts).astype(dtype), stride)
     if bias is not None:
         y = layers.add_shared(y, bias)
     if skip_BTHWC is not None:
