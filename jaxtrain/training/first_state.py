@@ -42,7 +42,7 @@ def first_state(
     meta: RunMeta,
     say: Say,
     *,
-    shown: str,
+    display_path: str,
 ) -> State:
     """Returns a new state, or that of a checkpoint."""
     file_weights = weights_from_files(setup)
@@ -51,7 +51,7 @@ def first_state(
         return _first_values(setup, init_from, file_weights, say)
     saved = pointer.read_meta(start_from)
     same_run.check_same_run(
-        shown,
+        display_path,
         saved,
         model=setup.run.model,
         fingerprint=meta.fingerprint,
@@ -60,16 +60,16 @@ def first_state(
         code=meta.code,
         say=say,
     )
-    same_run.check_file_weights(shown, saved["file_weights"], meta.file_weights)
+    same_run.check_file_weights(display_path, saved["file_weights"], meta.file_weights)
     state = restore(start_from, setup.saved, verified=True)
     everything = dataclasses.replace(state, extras=setup.target.extras | state.extras)
     state = with_values(everything, {}, file_weights)
-    done = Position.of_checkpoint(saved).step
+    step = Position.of_checkpoint(saved).step
     say(
-        f"resumed from {shown}: step {done} of {setup.total}, {saved['examples_seen']} "
-        f"examples seen, learning rate {setup.schedule.learning_rate(done):.3g}"
+        f"resumed from {display_path}: step {step} of {setup.total}, {saved['examples_seen']} "
+        f"examples seen, learning rate {setup.schedule.learning_rate(step):.3g}"
     )
-    if changed := _schedule_change(setup, saved["config"], done):
+    if changed := _schedule_change(setup, saved["config"], step):
         say(changed)
     return state
 
@@ -118,7 +118,7 @@ def has_best(directory: Path, uploader: Uploader | None, step: int) -> bool:
         raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
 
 
-def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> str | None:
+def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], step: int) -> str | None:
     """Returns how the learning rate changes because the run was resumed with other settings."""
     # A checkpoint of another version may have other fields: each difference is printed anyway.
     with contextlib.suppress(InputError, ArithmeticError):
@@ -131,7 +131,7 @@ def _schedule_change(setup: StepSetup, saved: Mapping[str, Any], done: int) -> s
         )
         if not config.problems(before):
             old = before.optim, setup.total_steps_of(before)
-            return schedule_change(old, (setup.run.optim, setup.total), done)
+            return schedule_change(old, (setup.run.optim, setup.total), step)
     return None
 
 

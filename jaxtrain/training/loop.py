@@ -21,7 +21,7 @@ def train(setup: TrainSetup) -> None:
     """
     run, total, recorder, save_policy = setup.run, setup.total, setup.recorder, setup.save_policy
     state, stopping = setup.take_state(), setup.stopping
-    every = None if run.checkpoint.every_s else run.checkpoint.every_steps
+    save_interval = None if run.checkpoint.every_s else run.checkpoint.every_steps
     if save_policy.run_progress.validation_due and _validate(setup, state):
         with recorder.paused_for("save"):
             save_policy.save(recorder.position(), state, regular=False, best=True)
@@ -32,19 +32,19 @@ def train(setup: TrainSetup) -> None:
     ):
         if recorder.too_many_bad():
             state = _roll_back(setup, state)
-        setup.before_step(recorder.done, state)
+        setup.before_step(recorder.step, state)
 
-        batch, scalars = next(setup.batches), setup.schedule.scalars(recorder.done)
+        batch, scalars = next(setup.batches), setup.schedule.scalars(recorder.step)
         with recorder.on_devices():  # on CPUs, the call may return only after the step
-            if setup.replay and is_due(recorder.done + 1, run.loop.replay_every, total):
-                state, metrics = setup.replay(recorder.done, state, batch, scalars)
+            if setup.replay and is_due(recorder.step + 1, run.loop.replay_every, total):
+                state, metrics = setup.replay(recorder.step, state, batch, scalars)
             else:
                 state, metrics = setup.step(state, batch, scalars)
         # Fetches and records the metrics of the previous step while the device computes this one.
         recorder.push(metrics, setup.batches.ids, state, batch)
 
-        validates = setup.evaluator and is_due(recorder.done, run.loop.eval_every, total)
-        saves = stopping.save_due or is_due(recorder.done, every, total)
+        validates = setup.evaluator and is_due(recorder.step, run.loop.eval_every, total)
+        saves = stopping.save_due or is_due(recorder.step, save_interval, total)
         if (validates or saves) and recorder.last_step_was_good():
             best = bool(validates) and _validate(setup, state)
             # A validation that a stop has interrupted is not judged: finish() saves.
@@ -77,7 +77,7 @@ def _validate(setup: TrainSetup, state: State) -> bool:
         save_policy.run_progress.validation_due = validation is None
         if validation is None:
             return False
-        recorder.validated(recorder.done, validation)
+        recorder.validated(recorder.step, validation)
         is_best = save_policy.judge(recorder.position(), validation.values)
         why = setup.canaries.judge(state, validation, save_policy.run_progress)
         if why:

@@ -65,15 +65,15 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
     except InputError as error:
         yield from error.messages
         return
-    every, last = run.loop.replay_every, run.loop.steps
-    if span is not None and isinstance(every, int) and every > 0:
-        twice = (span[0] // every + 1) * every  # the first one in the trace
+    interval, last = run.loop.replay_every, run.loop.steps
+    if span is not None and isinstance(interval, int) and interval > 0:
+        replayed = (span[0] // interval + 1) * interval  # the first one in the trace
         if isinstance(last, int):  # which is computed twice, too
-            twice = min(twice, last)
-        if span[0] < twice <= span[1]:
+            replayed = min(replayed, last)
+        if span[0] < replayed <= span[1]:
             yield Problem(
-                f"--profile {text} contains step {twice}, which loop.replay_every {every} computes "
-                "twice: choose other steps, or set --loop.replay_every None",
+                f"--profile {text} contains step {replayed}, which loop.replay_every {interval} "
+                "computes twice: choose other steps, or set --loop.replay_every None",
                 "loop.replay_every",
             )
     if span is not None and isinstance(run.loop.steps, int):

@@ -26,7 +26,7 @@ class Rollback:
     def __init__(
         self,
         directory: Path,
-        every: int,
+        interval: int,
         target: State,
         say: Callable[[str], None],
         advice: Callable[[State], str],
@@ -34,7 +34,7 @@ class Rollback:
         rewound: Callable[[Position], None] = lambda position: None,
     ) -> None:
         self._directory, self._uploader = directory, uploader
-        self._every = every
+        self._interval = interval
         self._target = target
         self._say, self._advice, self._rewound = say, advice, rewound
         self._last: tuple[int, int] | None = None  # (step of a checkpoint, rollbacks to it)
@@ -55,12 +55,12 @@ class Rollback:
                 not help.
             RunAgain: the disk or the bucket does not respond.
         """
-        done, seen = int(state.step), int(state.examples_seen)
+        step, examples_seen = int(state.step), int(state.examples_seen)
         bad = int(state.skip_step["bad_in_a_row"])
-        trouble = f"{bad} bad steps in a row at step {done + 1} (see bad_steps.jsonl)"
+        trouble = f"{bad} bad steps in a row at step {step + 1} (see bad_steps.jsonl)"
         if self._uploader is not None:
             self._uploader.finish(still_alive)
-        chosen = process_group.process_zero_decides(lambda: self._choose(done))
+        chosen = process_group.process_zero_decides(lambda: self._choose(step))
         if not chosen:
             raise BadSteps(
                 f"{trouble}, and there is no checkpoint to restore: {self._advice(state)}"
@@ -73,7 +73,9 @@ class Rollback:
                 f"{self._advice(state)}"
             )
         self._last = back_to, times
-        self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
+        self._say(
+            f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {examples_seen}"
+        )
         path = self._directory / pointer.name_of(pointer.CHECKPOINTS, back_to)
         if self._uploader is not None:
             self._uploader.fetch(path)
@@ -83,7 +85,7 @@ class Rollback:
         for array in jax.tree.leaves(saved_part(state, file_weights)):
             array.delete()
         restored: State = restore(path, self._target, verified=True)
-        placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
+        placed = jnp.asarray(examples_seen, jnp.uint32, device=self._target.examples_seen.sharding)
         detector_state = restored.skip_step
         no_bad_steps = {"bad_in_a_row": jnp.zeros_like(detector_state["bad_in_a_row"])}
         state = dataclasses.replace(
@@ -96,13 +98,13 @@ class Rollback:
         self._rewound(position)
         return state, position
 
-    def _choose(self, done: int) -> str:
+    def _choose(self, step: int) -> str:
         """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""
         if self._uploader is None:
             saved = candidates.CheckpointCandidates(self._directory, self._say)
         else:
             saved = self._uploader.candidates()
-        path = resume.rollback_checkpoint(saved, done, self._every)
+        path = resume.rollback_checkpoint(saved, step, self._interval)
         if path is None:
             return ""
         # A kill before the next save must not resume from a newer one, such as one that a stop

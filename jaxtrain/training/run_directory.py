@@ -98,10 +98,10 @@ def prepare(name: str, output_dir: str | None, resume: str | None, root: Path = 
     def decide() -> str:
         if output_dir is not None:
             directory = _absolute(output_dir)
-            made = next((path for path in directory.parents if not path.exists()), None)
+            first_missing = next((path for path in directory.parents if not path.exists()), None)
             _claim(directory)
             # A mount point is not below the current folder, such as output/first.
-            if made is not None and not made.is_relative_to(Path.cwd()):
+            if first_missing is not None and not first_missing.is_relative_to(Path.cwd()):
                 terminal.warn(
                     f"--output-dir {directory}: {directory.parent} did not exist and was created: "
                     "is its disk mounted?"
@@ -186,17 +186,17 @@ def check_shared(directory: Path, cure: str = _SHARE) -> None:
         f"process {number} {trouble}" for number, trouble in enumerate(troubles_of_all) if trouble
     ]
     if troubles:
-        shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
+        listed = "; ".join(troubles[:_TROUBLES_TO_NAME])
         more = len(troubles) - _TROUBLES_TO_NAME
-        shown += f"; and {more} more" if more > 0 else ""
+        listed += f"; and {more} more" if more > 0 else ""
         # A file that one process cannot write is missing for the others: the disk's error matters.
         of_disk = next(filter(None, map(cure_of, troubles_of_all)), "")
         if of_disk:
             raise RunAgain(
-                f"{directory} is not usable in all processes: {shown}: {of_disk}, or use another "
+                f"{directory} is not usable in all processes: {listed}: {of_disk}, or use another "
                 "disk"
             )
-        raise InputError(f"{directory} is not the same folder for all processes: {shown}: {cure}")
+        raise InputError(f"{directory} is not the same folder for all processes: {listed}: {cure}")
 
 
 def _unseen(files: list[Path], wanted: Iterable[int]) -> str:

@@ -150,20 +150,20 @@ class RunLog(events.EventLog):
         self.log_error(reason)
 
     def _cut_off(self, code: int) -> None:
-        words = "stopped by a signal during a long call: progress since the last checkpoint is lost"
+        text = "stopped by a signal during a long call: progress since the last checkpoint is lost"
 
         def write() -> None:
-            self.ended(code, words)
-            self.say(words)
+            self.ended(code, text)
+            self.say(text)
 
         _soon(write)
 
-    def _say_last(self, words: str, code: int) -> None:
+    def _say_last(self, text: str, code: int) -> None:
         try:
-            self.say(words)
+            self.say(text)
             if jax.process_index():  # whose console shows nothing else
-                terminal.warn(words)
-            _soon(self.ended, code, words)
+                terminal.warn(text)
+            _soon(self.ended, code, text)
         finally:
             self._shown.close()
 

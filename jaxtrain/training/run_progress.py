@@ -93,13 +93,13 @@ class UnmetGate:
     """A gate of ``loop.gates`` that a validation did not meet."""
 
     gate: Gate
-    done: int
+    step: int
     value: float
 
 
-def is_due(done: int, every: int | None, total: int) -> bool:
-    """Whether something that is done every few steps, and after the last one, is due now."""
-    return every is not None and (done % every == 0 or done == total)
+def is_due(step: int, interval: int | None, total: int) -> bool:
+    """Whether what is done every ``interval`` steps, and after the last one, is due now."""
+    return interval is not None and (step % interval == 0 or step == total)
 
 
 class RunProgress:

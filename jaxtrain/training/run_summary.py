@@ -30,8 +30,8 @@ _LEAST_WINDOW = 3
 class Results:
     """Collects the training metrics of each step, which the end-of-run summary compares."""
 
-    def __init__(self, since: int, say: Callable[[str], None] = lambda line: None) -> None:
-        self._since, self._alarm = since, DiscriminatorAlarm(say)
+    def __init__(self, first_step: int, say: Callable[[str], None] = lambda line: None) -> None:
+        self._first_step, self._alarm = first_step, DiscriminatorAlarm(say)
         self._values = {name: array.array("d") for name in _TRAIN}
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -58,8 +58,10 @@ class Results:
             if values
         ]
         if train and steps > 1:
-            what = f"means of {window} steps" if compares else f"mean of {steps} steps"
-            train[-1] += f" ({what}{f' since step {self._since}' if self._since else ''})"
+            means = f"means of {window} steps" if compares else f"mean of {steps} steps"
+            train[-1] += (
+                f" ({means}{f' since step {self._first_step}' if self._first_step else ''})"
+            )
         val = [
             _change(name, [f"{values[name]:.4g}" for values in (validations[0], validations[-1])])
             for name in _VAL
@@ -77,54 +79,54 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def ending(
-    run: config.Run, done: int, total: int, decision: int, stopped_early: bool, why: str = ""
+    run: config.Run, step: int, total: int, decision: int, stopped_early: bool, why: str = ""
 ) -> str:
     """Returns why a run has ended, and how many of its steps are done."""
     if decision:
         reason = f"{REASONS[decision]}: {why}" if why else REASONS[decision]
-        return f"{reason}; {done} of {total} steps are done and saved"
-    if stopped_early and done < total:
+        return f"{reason}; {step} of {total} steps are done and saved"
+    if stopped_early and step < total:
         return (
             f"stopped early: {run.loop.early_stop_patience} validations without a better "
-            f"{run.checkpoint.best_metric}; {done} of {total} steps are done and saved"
+            f"{run.checkpoint.best_metric}; {step} of {total} steps are done and saved"
         )
-    return f"done: {done} of {total} steps"
+    return f"done: {step} of {total} steps"
 
 
-def nothing_to_do(run: config.Run, done: int, total: int, run_progress: RunProgress) -> str | None:
+def nothing_to_do(run: config.Run, step: int, total: int, run_progress: RunProgress) -> str | None:
     """Returns why there is nothing left to train; None if there is something."""
     if unmet := unmet_gate(run.loop, run_progress):
         return (
-            f"nothing to do: gate {unmet.gate} was not met after {unmet.done} steps; to continue "
+            f"nothing to do: gate {unmet.gate} was not met after {unmet.step} steps; to continue "
             "nevertheless, remove it from --loop.gates, or go back with --resume STEP"
         )
-    if done >= total and not run_progress.validation_due:
+    if step >= total and not run_progress.validation_due:
         (length,) = _twice_as_long(run.loop)
         return (
-            f"nothing to do: {done} steps are done and the run has {total}; to train longer, "
+            f"nothing to do: {step} steps are done and the run has {total}; to train longer, "
             f"raise {length}"
         )
     if patience_over(run.loop, run_progress):
         return (
-            f"nothing to do: early stopping ended this run after {done} steps; "
+            f"nothing to do: early stopping ended this run after {step} steps; "
             f"to resume it, raise --loop.early_stop_patience (now {run.loop.early_stop_patience})"
         )
     return None
 
 
-def typed(run: config.Run, flags: RunFlags) -> Sequence[str]:
+def train_arguments(run: config.Run, flags: RunFlags) -> Sequence[str]:
     """Returns the arguments of the command line.
 
     For a run started from Python, these are arguments that give the same run, or () if none do.
     """
     if flags.arguments:
         return flags.arguments
-    words = config.equivalent_arguments(run)
-    if words and flags.simulate_devices:
-        words = (*words, "--simulate-devices", str(flags.simulate_devices))
-    if words and flags.track:
-        words = (*words, "--track", ",".join(flags.track))
-    return words
+    arguments = config.equivalent_arguments(run)
+    if arguments and flags.simulate_devices:
+        arguments = (*arguments, "--simulate-devices", str(flags.simulate_devices))
+    if arguments and flags.track:
+        arguments = (*arguments, "--track", ",".join(flags.track))
+    return arguments
 
 
 def print_summary(
@@ -149,9 +151,9 @@ def print_summary(
     """
     for line in results.lines(validations):
         say(line)
-    typed_directory = _typed(directory)
-    say(f"run directory: {typed_directory}")
-    quoted = shlex.quote(typed_directory)
+    location = _location(directory)
+    say(f"run directory: {location}")
+    quoted = shlex.quote(location)
     # In the run directory, an output does not appear in git status. Buckets take no output.
     out = "" if isinstance(directory, str) else f"{quoted}/"
     file = shlex.quote(example_file or "IN.mp4")
@@ -227,11 +229,11 @@ def resume_command(
             "this run was built in Python; to resume it, pass "
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
-    again = {"--output-dir": _typed(directory), "--resume": "latest"}
+    again = {"--output-dir": _location(directory), "--resume": "latest"}
     return invocation.again(program, "train", arguments, again | (longer or {}))
 
 
-def _typed(directory: Path | str) -> str:
+def _location(directory: Path | str) -> str:
     return directory if isinstance(directory, str) else shortest_folder(str(directory))
 
 
@@ -250,7 +252,7 @@ def find_nan_command(program: str, config_name: str, directory: Path | str) -> s
         config_name: a shipped config, or the path of a file, which may define the model.
     """
     own = ("--config", config_name) if config_name.endswith(".py") else ()
-    return f"{program} find-nan {shlex.join([_typed(directory), *own])}"
+    return f"{program} find-nan {shlex.join([_location(directory), *own])}"
 
 
 def _more_patience(settings: config.Loop) -> dict[str, str]:

@@ -109,9 +109,9 @@ class SavePolicy:
         Raises:
             RunAgain: too many saves in a row have failed.
         """
-        judged = self.run_progress.best if best else None
+        validated = self.run_progress.best if best else None
         self._check_failures(self.await_save())
-        self._check_failures(self._start(position, state, judged, regular=regular))
+        self._check_failures(self._start(position, state, validated, regular=regular))
 
     def finish(self, position: Position, state: State) -> None:
         """Saves the last state and waits until it is complete; retries if that fails.
@@ -185,8 +185,8 @@ class SavePolicy:
             self._say(f"warning: {NAME} cannot be written ({reason(error)})")
 
 
-def _save_failed(what: str, failure: saver.SaveFailed) -> RunAgain:
-    return RunAgain(f"{what}: {failure}; then resume with --resume latest")
+def _save_failed(problem: str, failure: saver.SaveFailed) -> RunAgain:
+    return RunAgain(f"{problem}: {failure}; then resume with --resume latest")
 
 
 def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:

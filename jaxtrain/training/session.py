@@ -161,21 +161,21 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
     run, log, recorder, decision = setup.run, setup.log, setup.recorder, setup.stopping.decision
     stopped_early = patience_over(run.loop, setup.save_policy.run_progress)
     ending = run_summary.ending(
-        run, recorder.done, setup.total, decision, stopped_early, setup.stopping.why
+        run, recorder.step, setup.total, decision, stopped_early, setup.stopping.why
     )
     log.say(ending)
     if jax.process_index() and (why := setup.stopping.why_here):  # process 0 cannot print it
         terminal.warn(why)
-    program, typed = invocation.program(), run_summary.typed(run, flags)
+    program, arguments = invocation.program(), run_summary.train_arguments(run, flags)
     if decision != CONTINUE:
-        again = run_summary.resume_command(program, typed, setup.location)
+        again = run_summary.resume_command(program, arguments, setup.location)
         each = run_summary.in_each(jax.process_count())
-        log.say(f"resume{each} with: {again}" if typed else again)
+        log.say(f"resume{each} with: {again}" if arguments else again)
     else:
         run_summary.print_summary(
             run,
             program,
-            typed,
+            arguments,
             setup.location,
             results=recorder.results,
             validations=[entry.values for entry in setup.save_policy.run_progress.validations],

@@ -158,7 +158,9 @@ def open_training(
                 run,
                 built.target,
                 built.spec,
-                run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
+                run_summary.fit_command(
+                    invocation.program(), run_summary.train_arguments(run, flags)
+                ),
                 log.say,
             )
             with log.phases.within("restore"), explained():
@@ -243,8 +245,8 @@ def open_directory(
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, RunAgain):  # it is not worth the end of a start
             if aside := run_files.describe_aside(CheckpointStore(place)):
-                shown = shlex.quote(place.location)
-                say(f"{aside}; to delete them: {invocation.program()} checkpoints {shown} --prune")
+                quoted = shlex.quote(place.location)
+                say(f"{aside}; to delete them: {invocation.program()} checkpoints {quoted} --prune")
     return OpenedDirectory(path, place, mesh, uploader, begun, position)
 
 
@@ -275,23 +277,23 @@ def _open_start(
         own = start.is_in(directory, begun.path)
         path = begun.path.relative_to(directory) if own and begun.path else begun.path
         earlier.append(begun.before)
-        about = {"intent": dataclasses.asdict(begun.intent), "shown": begun.display_path}
+        about = {"intent": dataclasses.asdict(begun.intent), "display_path": begun.display_path}
         return json.dumps(about | {"path": "" if path is None else str(path)})
 
     earlier: list[start.Intent | None] = []  # only in process 0
     about = json.loads(process_group.process_zero_decides(decide))
     path = directory / about["path"] if about["path"] else None
-    shown = about["shown"]
-    if bucket.is_bucket(shown) and not start.is_in(directory, path):  # of another run
+    display_path = about["display_path"]
+    if bucket.is_bucket(display_path) and not start.is_in(directory, path):  # of another run
         if jax.process_index() != 0:
-            path, _ = resume.checkpoint_at_url(shown, "--resume", cache_root, log.say)
+            path, _ = resume.checkpoint_at_url(display_path, "--resume", cache_root, log.say)
         assert path is not None, "it was fetched"
         process_group.check_same(
             "checkpoint",
             pointer.read(path).data,
-            f"{shown} was replaced while it was fetched: start again",
+            f"{display_path} was replaced while it was fetched: start again",
         )
-    return start.Start(start.Intent(**about["intent"]), path, shown, *earlier)
+    return start.Start(start.Intent(**about["intent"]), path, display_path, *earlier)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,8 +344,8 @@ def _with_weights(run: config.Run, directory: OpenedDirectory, say: Say) -> Any:
             if not intent.digest and intent.kind == "weights":
                 dataclasses.replace(intent, digest=digest).write(directory.place)
         except OSError as error:
-            what = f"{error.filename} cannot be read or written"
-            raise disks.disk_trouble(error, what, "make it readable") from error
+            problem = f"{error.filename} cannot be read or written"
+            raise disks.disk_trouble(error, problem, "make it readable") from error
         return ""
 
     process_group.process_zero_decides(check)
@@ -481,7 +483,7 @@ def digest_of_data(sources: Sources) -> str:
     return cache.digest(sources.train.fingerprint, sources.val.fingerprint)
 
 
-def what_validates(run: config.Run, sources: Sources) -> str:
+def digest_of_validation(run: config.Run, sources: Sources) -> str:
     """Returns a digest of the examples of a validation; "" for a run without validation."""
     if run.loop.eval_every is None:
         return ""
@@ -514,13 +516,13 @@ def open_state(
         directory.start.path,
         meta,
         log.say,
-        shown=directory.start.display_path,
+        display_path=directory.start.display_path,
     )
     run_progress = progress_of(
         built,
         directory.path,
         directory.position,
-        what_validates(run, sources),
+        digest_of_validation(run, sources),
         log.say,
         resumed=directory.resumes,
         has_best=functools.partial(has_best, directory.path, directory.uploader),
@@ -560,19 +562,19 @@ def _code_if_over(
     hours: float | None,
 ) -> int | None:
     """Returns the exit code if no step or no time is left, which is reported; else None."""
-    run, done, run_progress = built.run, directory.position.step, first.run_progress
+    run, step, run_progress = built.run, directory.position.step, first.run_progress
     if hours is not None and hours <= 0:
-        ending = run_summary.ending(run, done, built.total, STOP_MAX_HOURS, stopped_early=False)
+        ending = run_summary.ending(run, step, built.total, STOP_MAX_HOURS, stopped_early=False)
         log.say(f"{ending}: raise --loop.max_total_hours {run.loop.max_total_hours:g}")
         log.ended(CODE_OF_STOP[STOP_MAX_HOURS], ending)
         return CODE_OF_STOP[STOP_MAX_HOURS]
-    nothing = run_summary.nothing_to_do(run, done, built.total, run_progress)
+    nothing = run_summary.nothing_to_do(run, step, built.total, run_progress)
     if not nothing:
         return None
     log.say(nothing)
     code = HOPELESS if unmet_gate(run.loop, run_progress) else DONE
-    early, last = patience_over(run.loop, run_progress), max(built.total, done)
-    log.ended(code, run_summary.ending(run, done, last, CONTINUE, early))
+    early, last = patience_over(run.loop, run_progress), max(built.total, step)
+    log.ended(code, run_summary.ending(run, step, last, CONTINUE, early))
     return code
 
 
@@ -610,13 +612,13 @@ def open_step(
     checkpoints, save_policy = _open_saver(built, directory, data, first, log, stack)
     state, first.state = first.state, None
     assert state is not None, "it was not taken before"
-    shown = directory.path if uploader is None else uploader.url
+    location = directory.path if uploader is None else uploader.url
     keep = bad_step.Keeper(
         checkpoints,
         first.meta,
         built.saved,
         batch_sharding(directory.mesh),
-        run_summary.find_nan_command(invocation.program(), flags.config, shown),
+        run_summary.find_nan_command(invocation.program(), flags.config, location),
         save_policy.await_save,
         (lambda: None) if uploader is None else functools.partial(uploader.finish, lambda: None),
         say,
@@ -639,7 +641,7 @@ def open_step(
             step,
             rate_flag(run.optim),
             lambda state, batch, why: keep(
-                bad_step.BadStep(
+                bad_step.KeptStep(
                     recorder.position(), recorder.bad_in_a_row, batch, batches.ids.tolist(), why
                 ),
                 state,

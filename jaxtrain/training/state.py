@@ -240,7 +240,7 @@ def checksums(file_weights: Mapping[str, np.ndarray]) -> dict[str, str]:
         digest = digests.setdefault(name.partition(".")[0], hashlib.sha256())
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
-    return {part: digest.hexdigest() for part, digest in digests.items()}
+    return {module: digest.hexdigest() for module, digest in digests.items()}
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -267,7 +267,7 @@ def _split(module: Any) -> tuple[Any, nnx.State, nnx.State]:
 
 
 def _dotted(path: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in path)
+    return ".".join(str(key) for key in path)
 
 
 def _paths(tree: nnx.State) -> tuple[tuple[Any, ...], ...]:

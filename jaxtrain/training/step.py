@@ -215,17 +215,17 @@ def build_gradients(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
         prepared = stage.prepare_params(params)
-        parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
+        stacked = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
         positions = _microbatches(positions_B, accumulate, mesh)
-        first = {name: part[0] for name, part in parts.items()}
+        first = {name: rows[0] for name, rows in stacked.items()}
         _, sums, _ = jax.eval_shape(microbatch_gradients, prepared, extras, first, positions[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
         def body(
-            carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
+            carry: tuple[Arrays, LossSums, Arrays], scanned: tuple[jax.Array, Batch]
         ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
             grads, sums, extras = carry
-            microbatch_positions, microbatch = part
+            microbatch_positions, microbatch = scanned
             new_grads, new_sums, extras = microbatch_gradients(
                 prepared, extras, microbatch, microbatch_positions
             )
@@ -233,7 +233,7 @@ def build_gradients(
 
         zero_grads = jax.tree.map(jnp.zeros_like, definition.trained(params))
         carry = (stage.finish_grads(zero_grads), zeros, extras)
-        following, _ = jax.lax.scan(body, carry, (positions, parts))
+        following, _ = jax.lax.scan(body, carry, (positions, stacked))
         return following
 
     return single_batch if accumulate == 1 else accumulated
@@ -241,10 +241,10 @@ def build_gradients(
 
 def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:
     """[B, ...] -> [A, B/A, ...]: microbatch m is examples m::A, so none leaves its device."""
-    parts = jnp.moveaxis(
+    stacked = jnp.moveaxis(
         rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
     )
-    return jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, PartitionSpec(None, AXES)))
+    return jax.lax.with_sharding_constraint(stacked, NamedSharding(mesh, PartitionSpec(None, AXES)))
 
 
 def means(grads: Arrays, sums: LossSums) -> tuple[jax.Array, Arrays]:

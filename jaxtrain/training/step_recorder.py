@@ -24,7 +24,7 @@ from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sampl
 from jaxtrain.telemetry.images import Labels
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
-from jaxtrain.training.diagnosis.bad_step import BadStep as KeptStep
+from jaxtrain.training.diagnosis.bad_step import KeptStep
 from jaxtrain.training.diagnosis.step_times import SlowProcesses
 from jaxtrain.training.model_flops import model_flops
 from jaxtrain.training.run_summary import Results
@@ -94,8 +94,8 @@ class StepRecorder:
             mesh.size,
             cards.rates(jax.devices()[0].device_kind)[0],
         )
-        self._done = position.step
-        self._seen = position.examples_seen
+        self._step = position.step
+        self._examples_seen = position.examples_seen
         self._examples_skipped = position.skipped
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
@@ -114,20 +114,20 @@ class StepRecorder:
         self.say = log.say
 
     @property
-    def done(self) -> int:
+    def step(self) -> int:
         """The number of completed steps, if the step pushed last is good."""
-        return self._done + (self._pending is not None)
+        return self._step + (self._pending is not None)
 
     def position(self) -> run_length.Position:
         """Returns the position of the run; waits for the step pushed last."""
         self.flush()
-        return run_length.Position(self._done, self._seen, self._examples_skipped)
+        return run_length.Position(self._step, self._examples_seen, self._examples_skipped)
 
     def finished(self) -> bool:
         """Returns whether the run has all its steps."""
-        if self.done >= self._total:
+        if self.step >= self._total:
             self.flush()
-        return self._done >= self._total
+        return self._step >= self._total
 
     def push(
         self, metrics: dict[str, jax.Array], ids: np.ndarray, state: State, batch: Batch
@@ -138,9 +138,9 @@ class StepRecorder:
             BadSteps: a bad step at which the config stops the run.
         """
         self._flush("ahead")
-        self._pending = _Pending(metrics, self._seen, ids.tolist(), batch)
+        self._pending = _Pending(metrics, self._examples_seen, ids.tolist(), batch)
         self._batches.note_pending(metrics)
-        self._seen += self._run.data.batch_size
+        self._examples_seen += self._run.data.batch_size
         # Nothing may be dispatched after the step that ends the run or triggers a rollback: the
         # state would be another, and the position after the rollback would depend on how far ahead
         # the host was.
@@ -181,30 +181,30 @@ class StepRecorder:
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
         self._slow.stepped(waited_s)
-        done = self._done if self.bad_in_a_row else self._done + 1
-        self._phases.stepped(done, waited_s, values)
+        step = self._step if self.bad_in_a_row else self._step + 1
+        self._phases.stepped(step, waited_s, values)
         if self.bad_in_a_row:
             self._report_bad(pending, values)
             self._examples_skipped += self._run.data.batch_size
             return
         self._first_nan = None
         self._report_bad_count()
-        self._done += 1
+        self._step += 1
         self.results.add(values)
         if self._run.loop.record_examples:
-            self._log.emit(StepExamples(self._done, pending.first_example, pending.ids))
-        every = self._run.loop.log_every
-        if not self._recorded or self._done % every == 0 or self._done == self._total:
-            self._record(self._done, values)
+            self._log.emit(StepExamples(self._step, pending.first_example, pending.ids))
+        interval = self._run.loop.log_every
+        if not self._recorded or self._step % interval == 0 or self._step == self._total:
+            self._record(self._step, values)
 
     def rewind(self, back_to: run_length.Position) -> None:
         """Goes back to the position of a checkpoint; examples seen since then are not repeated."""
         self._first_nan = None
         self._report_bad_count()
-        self._done = back_to.step
-        self._examples_skipped = self._seen - back_to.learned
+        self._step = back_to.step
+        self._examples_skipped = self._examples_seen - back_to.learned
         self.bad_in_a_row = 0
-        self._log.emit(Rewound(back_to.step, self._seen))
+        self._log.emit(Rewound(back_to.step, self._examples_seen))
         self._phases.at(back_to.step)
 
     def on_devices(self) -> contextlib.AbstractContextManager[None]:
@@ -222,15 +222,15 @@ class StepRecorder:
         with self._phases.within(name, allowance_s), self._window.paused(), times.inside("pause"):
             yield
 
-    def validated(self, done: int, validation: Validation) -> None:
-        """Records a validation after step ``done``."""
+    def validated(self, step: int, validation: Validation) -> None:
+        """Records a validation after step ``step``."""
         # Samples first: a tracker looks for them when it sees the metrics.
         for name, content in validation.samples.items():
-            title = f"{name}   step {done:,}   {_measured(validation.values)}".rstrip()
+            title = f"{name}   step {step:,}   {_measured(validation.values)}".rstrip()
             labels = Labels(title, *validation.labels.get(name, ()))
-            self._log.emit(Sample(done, name, content, labels))
-        self._log.emit(Metrics(done, validation.values))
-        self._log.say(validation_line(done, self._total, validation.values))
+            self._log.emit(Sample(step, name, content, labels))
+        self._log.emit(Metrics(step, validation.values))
+        self._log.say(validation_line(step, self._total, validation.values))
 
     def close(self) -> None:
         """Stops the background measurements."""
@@ -240,17 +240,17 @@ class StepRecorder:
         loss, norm = values["train/loss"], values["train/grad_norm"]
         last = pending.first_example + self._run.data.batch_size - 1
         self._last_bad = (
-            f"step {self._done + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
+            f"step {self._step + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
             f"rate {values['train/learning_rate']:.3g}, examples {pending.first_example} to {last})"
         )
         self._log.emit(
-            BadStep(self._done, pending.first_example, str(loss), str(norm), pending.ids)
+            BadStep(self._step, pending.first_example, str(loss), str(norm), pending.ids)
         )
         losses_and_norms = [
             value for name, value in values.items() if name.endswith(("/loss", "grad_norm"))
         ]
         if self._first_nan is None and not all(map(math.isfinite, losses_and_norms)):
-            before = run_length.Position(self._done, pending.first_example, self._examples_skipped)
+            before = run_length.Position(self._step, pending.first_example, self._examples_skipped)
             self._first_nan = KeptStep(
                 before, self.bad_in_a_row - 1, pending.batch, pending.ids, self._last_bad
             )
@@ -276,7 +276,7 @@ class StepRecorder:
             self.say(f"{which} skipped in a row; see bad_steps.jsonl")
         self._unreported = 0
 
-    def _record(self, done: int, values: dict[str, float]) -> None:
+    def _record(self, step: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
         if not self._recorded:  # these steps include the start of the workers
             self._slow.started()
@@ -287,14 +287,14 @@ class StepRecorder:
         with self.on_devices():  # CPUs may compute the exchange at once, with all processes
             self._slow.logged()
             values |= self._of_all.delayed(measured)
-        self._log.emit(Metrics(done, values))
+        self._log.emit(Metrics(step, values))
         self._phases.logged(values)
         # The first window includes the start of the workers: it does not predict later ones.
         starting = not self._recorded
         self._recorded = True
         steps_per_second = None if starting else values.get("train/steps_per_second")
-        eta_s = (self._total - done) / steps_per_second if steps_per_second else None
-        self._log.say(console_line(done, self._total, values, eta_s))
+        eta_s = (self._total - step) / steps_per_second if steps_per_second else None
+        self._log.say(console_line(step, self._total, values, eta_s))
         if not starting:
             self._mention_wait(values)
 

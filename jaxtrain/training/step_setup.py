@@ -186,11 +186,11 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
 
 def batch_sentence(run: config.Run) -> str:
     """Returns a console line on how the global batch is divided."""
-    devices, pieces = run.mesh.devices, run.optim.accumulate
+    devices, microbatches = run.mesh.devices, run.optim.accumulate
     return (
         f"{run.data.batch_size} examples per step = {run.microbatch_size} per device x "
         f"{devices} {'device' if devices == 1 else 'devices'} x "
-        f"{pieces} {'microbatch' if pieces == 1 else 'microbatches'}"
+        f"{microbatches} {'microbatch' if microbatches == 1 else 'microbatches'}"
     )
 
 

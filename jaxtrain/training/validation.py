@@ -83,7 +83,7 @@ class Evaluator:
     def names(self) -> set[str]:
         """Returns the names of the metrics, without computing them."""
         sums = jax.eval_shape(self._jitted["evaluate"], *self._arguments())
-        spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
+        spreads = {f"val/{name}_std" for name, terms in sums.items() if len(terms) == 3}
         derived = self._derived(dict.fromkeys(sums, 0.0))
         return {f"val/{name}" for name in (*sums, *derived)} | spreads
 
@@ -122,16 +122,18 @@ class Evaluator:
             batch = next(batches)
             if number == 0:
                 arrays = jax.device_get(programs["samples"](params, state.extras, batch))
-                samples = {name: self._shown(np.asarray(array)) for name, array in arrays.items()}
+                samples = {
+                    name: self._for_display(np.asarray(array)) for name, array in arrays.items()
+                }
             result = jax.device_get(programs["evaluate"](params, state.extras, batch))
-            _add(sums, {name: np.asarray(parts[:2]) for name, parts in result.items()})
+            _add(sums, {name: np.asarray(terms[:2]) for name, terms in result.items()})
             groups = self._batches.groups(number)
             _add(
                 of_groups,
                 {
-                    name: _by_group(np.asarray(parts[2]), groups, self._groups)
-                    for name, parts in result.items()
-                    if len(parts) > 2
+                    name: _by_group(np.asarray(terms[2]), groups, self._groups)
+                    for name, terms in result.items()
+                    if len(terms) > 2
                 },
             )
             if (
@@ -148,12 +150,12 @@ class Evaluator:
                 )
         if self._baseline is None:
             self._baseline = _named(self._baseline_of(counted)) if counted else {}
-        finished = weighted_means({name: tuple(parts) for name, parts in sums.items()})
+        finished = weighted_means({name: tuple(terms) for name, terms in sums.items()})
         finished |= self._derived(finished)
-        finished |= {f"{name}_std": spread(*parts) for name, parts in of_groups.items()}
+        finished |= {f"{name}_std": spread(*terms) for name, terms in of_groups.items()}
         return Validation(_named(finished), samples, self._labels, self._baseline, averaged, raw)
 
-    def _shown(self, sample: np.ndarray) -> np.ndarray | str:
+    def _for_display(self, sample: np.ndarray) -> np.ndarray | str:
         if np.issubdtype(sample.dtype, np.int32):
             return generation.page(sample, self._decode)
         return sample
@@ -173,8 +175,8 @@ def _named(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _add(sums: dict[str, np.ndarray], more: Mapping[str, np.ndarray]) -> None:
-    for name, part in more.items():
-        added = np.asarray(part, np.float64)
+    for name, array in more.items():
+        added = np.asarray(array, np.float64)
         sums[name] = sums[name] + added if name in sums else added
 
 
@@ -183,8 +185,8 @@ def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
     0.
     """
     return {
-        name: float(parts[0]) / float(parts[1]) if parts[1] else math.nan
-        for name, parts in sums.items()
+        name: float(terms[0]) / float(terms[1]) if terms[1] else math.nan
+        for name, terms in sums.items()
     }
 
 

@@ -34,7 +34,7 @@ class Loop:
         setup.run = config.named("demo").override({"loop.eval_every": STEP})
         setup.total = setup.run.loop.steps
         setup.step.return_value = ("next state", "metrics")
-        setup.recorder.done = STEP
+        setup.recorder.step = STEP
         setup.recorder.paused_for = paused_for
         setup.recorder.finished.side_effect = [False, True] if runs else [True]
         setup.recorder.too_many_bad.return_value = False

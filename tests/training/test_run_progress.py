@@ -161,7 +161,7 @@ def test_gates_are_values_and_belong_to_the_position(tmp_path: Path) -> None:
         progress = RunProgress.read(tmp_path, PSNR, at(20))
         unmet = unmet_gate(loop("val/psnr > 19.0 at 5", text), progress)
         assert unmet is not None
-        assert (unmet.done, unmet.value) == (20, 25.0)
+        assert (unmet.step, unmet.value) == (20, 25.0)
         assert unmet_gate(loop(text), RunProgress.read(tmp_path, PSNR, at(19))) is None
     assert unmet_gate(loop("val/psnr > 24 at 15"), RunProgress.read(tmp_path, PSNR, at(30))) is None
     never = unmet_gate(loop("val/psnr < 90 at 21"), RunProgress.read(tmp_path, PSNR, at(30)))

@@ -106,7 +106,9 @@ def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any,
     made = dataclasses.replace(built(devices), run=run)
     meta = save_policy.describe(run, "fingerprint")
     shown = str(start_from or "").removesuffix(".json")
-    state = first_state.first_state(made, None, start_from, meta, lambda line: None, shown=shown)
+    state = first_state.first_state(
+        made, None, start_from, meta, lambda line: None, display_path=shown
+    )
     return made, state, meta
 
 

@@ -191,7 +191,7 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
     story.begin(bad_updates="skip", in_a_row=2)
     for gradient in (2.0, math.inf, 2.0, 2.0):
         story.step(gradient=gradient)
-    assert story.recorder.done == 3
+    assert story.recorder.step == 3
     assert story.recorder.last_step_was_good()
     assert list(story.records()) == [1]
     (line,) = (story.directory / "bad_steps.jsonl").read_text().splitlines()
@@ -306,7 +306,7 @@ def test_the_last_step_may_be_bad(story: Story) -> None:
     for _ in range(TOTAL - 1):
         story.step()
     story.step(gradient=math.nan)
-    assert story.recorder.done == TOTAL  # until its metrics are fetched
+    assert story.recorder.step == TOTAL  # until its metrics are fetched
     assert not story.recorder.finished()
     story.step()
     assert story.recorder.finished()
@@ -325,7 +325,7 @@ def test_a_rollback_removes_records_but_not_the_examples_seen(story: Story) -> N
     rows = story.run.data.batch_size
     story.recorder.rewind(Position(2, 2 * rows))
     assert story.recorder.position() == Position(2, 5 * rows, skipped=3 * rows)
-    assert (story.recorder.done, list(story.records())) == (2, [1, 2])
+    assert (story.recorder.step, list(story.records())) == (2, [1, 2])
     story.step()
     story.recorder.flush()
     lines = (story.directory / "examples.jsonl").read_text().splitlines()

@@ -35,7 +35,7 @@ from jaxtrain.training.step import build_gradients
 from jaxtrain.training.step_setup import StepSetup, build_without_data
 
 
-class BadStep(NamedTuple):
+class KeptStep(NamedTuple):
     """A step whose loss or gradient is NaN/Inf.
 
     Attributes:
@@ -46,7 +46,7 @@ class BadStep(NamedTuple):
     in_a_row: int
     batch: Batch
     ids: Sequence[int]
-    what: str
+    description: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Keeper:
     finish: Callable[[], object]
     say: Callable[[str], None]
 
-    def __call__(self, bad: BadStep, state: State) -> str:
+    def __call__(self, kept: KeptStep, state: State) -> str:
         """Saves a bad step; returns the command that examines it, or "" if it cannot be saved.
 
         Args:
@@ -73,17 +73,17 @@ class Keeper:
         )
         before = dataclasses.replace(
             state,
-            examples_seen=placed(bad.position.examples_seen),
-            skip_step=state.skip_step | {"bad_in_a_row": placed(bad.in_a_row)},
+            examples_seen=placed(kept.position.examples_seen),
+            skip_step=state.skip_step | {"bad_in_a_row": placed(kept.in_a_row)},
             extras={name: state.extras[name] for name in self.target.extras},
         )
-        rows = jax.tree.leaves(bad.batch)[0].shape[:1]
-        ids = np.asarray(bad.ids, np.uint32)
+        rows = jax.tree.leaves(kept.batch)[0].shape[:1]
+        ids = np.asarray(kept.ids, np.uint32)
         ids_B = jax.make_array_from_process_local_data(self.batches, ids, rows)
-        meta = self.meta.to_dict() | bad.position.to_meta() | {"bad_step": bad.what}
+        meta = self.meta.to_dict() | kept.position.to_meta() | {"bad_step": kept.description}
         self.await_save()
         try:
-            arrays = {"batch": bad.batch, "ids": ids_B}
+            arrays = {"batch": kept.batch, "ids": ids_B}
             self.checkpoints.save(before, meta, (pointer.BAD_STEP,), arrays)
             self.checkpoints.wait()
             self.finish()

@@ -36,7 +36,7 @@ _GRACE = 0.1
 _GRACE_STEPS = 200
 # A masked LM first learns the frequencies of the tokens, and leaves this plateau late: it counts as
 # stuck after this share of the run, and this many validations, within 1% of the frequencies.
-_STUCK_SHARE, _STUCK_VALIDATIONS, _STUCK_WITHIN = 0.25, 5, 0.01
+_STUCK_FRACTION, _STUCK_VALIDATIONS, _STUCK_WITHIN = 0.25, 5, 0.01
 # The average follows the parameters within about this many of its time constants.
 _SETTLED = 5.0
 _FAR_WORSE = 1.5  # times the loss of the parameters themselves
@@ -58,54 +58,56 @@ class Canaries:
     ) -> None:
         self._run, self._definition, self._say = run, definition, say
         self._rate = rate
-        rest = total - warmup
-        self._grace_ends = warmup + max(int(_GRACE * rest), _GRACE_STEPS)
-        self._stuck_after = warmup + int(_STUCK_SHARE * rest)
-        self._said: set[str] = set()
+        after_warmup = total - warmup
+        self._grace_ends = warmup + max(int(_GRACE * after_warmup), _GRACE_STEPS)
+        self._stuck_after = warmup + int(_STUCK_FRACTION * after_warmup)
+        self._warned: set[str] = set()
         self._last: tuple[int, dict[str, np.ndarray]] | None = None  # steps, marks
 
     def judge(self, state: State, validation: Validation, run_progress: RunProgress) -> str:
         """Warns about a validation; returns why the run must end, or ""."""
         validations = run_progress.validations
-        done = validations[-1].done
+        step = validations[-1].done
         now = jax.device_get(_marks(self._definition.trained(state.params)))
         broken = sorted(name for name, (_, finite) in now.items() if not finite)
         if broken:
-            return f"{_some(broken)} became NaN/Inf, so nothing more can be learned"
+            return f"{_listed(broken)} became NaN/Inf, so nothing more can be learned"
         marks = {name: mark for name, (mark, _) in now.items()}
-        end = self._unchanged(done, marks)
-        self._worse_than_baseline(done, validation)
-        self._average(done, validation)
+        end = self._unchanged(step, marks)
+        self._worse_than_baseline(step, validation)
+        self._average(step, validation)
         self._equal(validations[-2:])
-        self._last = done, marks
+        self._last = step, marks
         return (
             end or self._stuck_at_frequencies(validation, validations) or self._gate(run_progress)
         )
 
-    def _unchanged(self, done: int, marks: Mapping[str, np.ndarray]) -> str:
-        if self._last is None or self._last[0] >= done:
+    def _unchanged(self, step: int, marks: Mapping[str, np.ndarray]) -> str:
+        if self._last is None or self._last[0] >= step:
             return ""
         before, old = self._last
         same = {name for name in marks if marks[name] == old.get(name)}
         if same == marks.keys():
-            if all(self._rate(step) == 0 for step in (before, (before + done) // 2, done - 1)):
+            if all(
+                self._rate(sampled) == 0 for sampled in (before, (before + step) // 2, step - 1)
+            ):
                 self._warn(
                     "rate",
-                    f"no parameter changed from step {before} to {done}: the learning rate is 0",
+                    f"no parameter changed from step {before} to {step}: the learning rate is 0",
                 )
                 return ""
             return (
-                f"no parameter changed from step {before} to {done}, at a learning rate of "
-                f"{self._rate(done - 1):.3g}: check what the optimizer masks"
+                f"no parameter changed from step {before} to {step}, at a learning rate of "
+                f"{self._rate(step - 1):.3g}: check what the optimizer masks"
             )
-        parts = _parts(marks)
-        still = sorted(part for part, names in parts.items() if names <= same)
-        if still:
+        modules = _by_module(marks)
+        frozen = sorted(module for module, names in modules.items() if names <= same)
+        if frozen:
             self._warn(
-                f"still {still}",
-                f"{_some(still)} did not change from step {before} to {done}, although trained: no "
-                "gradient reaches it, or the optimizer masks it; freeze it with --model.freeze if "
-                "that is wanted",
+                f"still {frozen}",
+                f"{_listed(frozen)} did not change from step {before} to {step}, although trained: "
+                "no gradient reaches it, or the optimizer masks it; freeze it with --model.freeze "
+                "if that is wanted",
             )
         return ""
 
@@ -119,8 +121,8 @@ class Canaries:
                 "digit: what is validated does not change",
             )
 
-    def _worse_than_baseline(self, done: int, validation: Validation) -> None:
-        if done < self._grace_ends:
+    def _worse_than_baseline(self, step: int, validation: Validation) -> None:
+        if step < self._grace_ends:
             return
         for name, baseline in validation.baseline.items():
             value = validation.values[name]
@@ -128,16 +130,16 @@ class Canaries:
             if (value < baseline) if better == "max" else (value > baseline):
                 self._warn(
                     "baseline",
-                    f"{name} is {value:.4g} after {done} steps: worse than {baseline:.4g}, the "
+                    f"{name} is {value:.4g} after {step} steps: worse than {baseline:.4g}, the "
                     "value of the best answer that ignores the input. This run has learned nothing "
                     "yet: check its data, rate, and losses",
                 )
 
-    def _average(self, done: int, validation: Validation) -> None:
+    def _average(self, step: int, validation: Validation) -> None:
         settings = self._run.optim.average
         if settings is None or not validation.raw:
             return
-        if done < _SETTLED * settings.every / (1 - settings.decay):
+        if step < _SETTLED * settings.every / (1 - settings.decay):
             return
         averaged, raw = validation.averaged["val/loss"], validation.raw["val/loss"]
         if averaged > _FAR_WORSE * raw > 0:
@@ -178,8 +180,8 @@ class Canaries:
         return f"gate {unmet.gate} is not met: {unmet.gate.metric} is {value}"
 
     def _warn(self, kind: str, line: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             self._say(f"warning: {line}")
 
 
@@ -188,22 +190,22 @@ class DiscriminatorAlarm:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._what, self._steps = "", 0
+        self._level, self._steps = "", 0
 
     def stepped(self, values: Mapping[str, float]) -> None:
         """Receives the metrics of a step, by full name."""
         right = values.get("train/discriminator_accuracy", 0.0)  # 0 before it begins
-        what = ""
+        level = ""
         if right > _ALWAYS:
-            what = f"above {_ALWAYS:.0%}"
+            level = f"above {_ALWAYS:.0%}"
         elif 0 < right < _NEVER:
-            what = f"below {_NEVER:.0%}"
-        self._steps = self._steps + 1 if what == self._what else 1
-        self._what = what
-        if what and self._steps == _ALARM_STEPS:
+            level = f"below {_NEVER:.0%}"
+        self._steps = self._steps + 1 if level == self._level else 1
+        self._level = level
+        if level and self._steps == _ALARM_STEPS:
             why = "it is always right: lower" if right > _ALWAYS else "it learns nothing: raise"
             self._say(
-                f"warning: the discriminator's accuracy has been {what} for {_ALARM_STEPS} steps; "
+                f"warning: the discriminator's accuracy has been {level} for {_ALARM_STEPS} steps; "
                 f"{why} --model.adversary.peak_lr, or set --model.adversary None"
             )
 
@@ -222,16 +224,16 @@ def _marks(params: Arrays) -> dict[str, tuple[jax.Array, jax.Array]]:
     return {name: mark(array) for name, array in params.items()}
 
 
-def _parts(names: Any) -> dict[str, set[str]]:
+def _by_module(names: Any) -> dict[str, set[str]]:
     """Groups dotted paths by their first part, or two if the second is a number."""
-    parts: dict[str, set[str]] = {}
+    modules: dict[str, set[str]] = {}
     for name in names:
         first, _, rest = name.partition(".")
         second = rest.partition(".")[0]
-        parts.setdefault(f"{first}.{second}" if second.isdigit() else first, set()).add(name)
-    return parts
+        modules.setdefault(f"{first}.{second}" if second.isdigit() else first, set()).add(name)
+    return modules
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+def _listed(names: Sequence[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"

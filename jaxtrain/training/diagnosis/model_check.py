@@ -35,31 +35,31 @@ def check(run: config.Run) -> None:
 def _of_batch(run: config.Run) -> Iterator[str]:
     """Yields where ``batch_spec`` differs from the arrays that the data have."""
     spec = run.model.batch_spec(2)
-    for name, part in spec.items():
-        if part.shape[:1] != (2,):
+    for name, array in spec.items():
+        if array.shape[:1] != (2,):
             yield (
-                f"batch_spec(2) has {name} with shape {list(part.shape)}: the first dimension of "
+                f"batch_spec(2) has {name} with shape {list(array.shape)}: the first dimension of "
                 "each array must be the batch size"
             )
     kind = from_file.name_of(run.data)
     expected = run.data.arrays(run.model)
     for name in expected.keys() | spec.keys():
         if name not in spec:
-            yield f"batch_spec lacks {name}, which data of {kind} have: {_shown(*expected[name])}"
+            yield f"batch_spec lacks {name}, which data of {kind} have: {_text(*expected[name])}"
         elif name not in expected:
             yield f"batch_spec has {name}, which data of {kind} lack: remove it"
-        elif _each(spec[name]) != expected[name]:
+        elif _of_example(spec[name]) != expected[name]:
             yield (
-                f"batch_spec has {name} with {_shown(*_each(spec[name]))} for each example, but "
-                f"data of {kind} have {_shown(*expected[name])}"
+                f"batch_spec has {name} with {_text(*_of_example(spec[name]))} for each example, "
+                f"but data of {kind} have {_text(*expected[name])}"
             )
 
 
-def _each(part: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], str]:
-    return part.shape[1:], str(part.dtype)
+def _of_example(array: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], str]:
+    return array.shape[1:], str(array.dtype)
 
 
-def _shown(shape: tuple[int, ...], dtype: str) -> str:
+def _text(shape: tuple[int, ...], dtype: str) -> str:
     return f"{dtype} {list(shape)}"
 
 
@@ -69,9 +69,9 @@ def _of_module(model: Any) -> Iterator[str]:
     batch = model.batch_spec(_ROWS)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _ROWS))
 
-    given = (definition.params, definition.extras, batch)
-    returned = _returned(lambda p, e, b, k: definition.module(p, e).loss(b, k), *given, keys)
-    measured = _returned(lambda p, e, b: definition.module(p, e).evaluate(b), *given)
+    arguments = (definition.params, definition.extras, batch)
+    returned = _returned(lambda p, e, b, k: definition.module(p, e).loss(b, k), *arguments, keys)
+    measured = _returned(lambda p, e, b: definition.module(p, e).evaluate(b), *arguments)
     if not isinstance(returned, tuple) or len(returned) != 3:
         yield f"loss returned {_kind(returned)}: it must return (sum, weight, metrics)"
     else:
@@ -79,30 +79,32 @@ def _of_module(model: Any) -> Iterator[str]:
         for name, value in (("sum", total), ("weight", weight)):
             if not _is_scalar(value):
                 yield f"loss returned {_kind(value)} as {name}: it must be a float32 scalar"
-        yield from _of_sums("loss", metrics, most=2)
-    yield from _of_sums("evaluate", measured, most=3)
+        yield from _of_sums("loss", metrics, at_most=2)
+    yield from _of_sums("evaluate", measured, at_most=3)
     if isinstance(measured, dict) and "loss" not in measured:
         yield f'evaluate returned {", ".join(measured) or "nothing"}: it must also return "loss"'
 
 
-def _of_sums(function: str, sums: Any, most: int) -> Iterator[str]:
-    form = "name: (sum, weight)" + (" or (sum, weight, of examples)" if most == 3 else "")
+def _of_sums(function: str, sums: Any, at_most: int) -> Iterator[str]:
+    form = "name: (sum, weight)" + (" or (sum, weight, of examples)" if at_most == 3 else "")
     if not isinstance(sums, dict):
         yield f"{function} returned {_kind(sums)} as metrics: it must return {{{form}}}"
         return
-    for name, parts in sums.items():
-        if not isinstance(parts, tuple) or not 2 <= len(parts) <= most:
+    for name, terms in sums.items():
+        if not isinstance(terms, tuple) or not 2 <= len(terms) <= at_most:
             yield (
-                f"{function} returned {name}: {_kind(parts)}: return {{{form}}}, which the caller "
+                f"{function} returned {name}: {_kind(terms)}: return {{{form}}}, which the caller "
                 "divides once, after all microbatches and devices"
             )
-        elif not all(map(_is_scalar, parts[:2])):
-            shown = ", ".join(map(_kind, parts))
-            yield f"{function} returned {name}: ({shown}): sum and weight must be float32 scalars"
-        elif parts[2:] and _kind(parts[2]) != (both := f"an array {_shown((2, _ROWS), 'float32')}"):
+        elif not all(map(_is_scalar, terms[:2])):
+            kinds = ", ".join(map(_kind, terms))
+            yield f"{function} returned {name}: ({kinds}): sum and weight must be float32 scalars"
+        elif terms[2:] and _kind(terms[2]) != (
+            expected := f"an array {_text((2, _ROWS), 'float32')}"
+        ):
             yield (
-                f"{function} returned {name}: {_kind(parts[2])} of {_ROWS} examples: it must be "
-                f"{both}, the sum and the weight of each example"
+                f"{function} returned {name}: {_kind(terms[2])} of {_ROWS} examples: it must be "
+                f"{expected}, the sum and the weight of each example"
             )
 
 
@@ -129,7 +131,7 @@ def _is_scalar(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     if isinstance(value, jax.ShapeDtypeStruct):
-        return f"an array {_shown(value.shape, str(value.dtype))}"
+        return f"an array {_text(value.shape, str(value.dtype))}"
     if isinstance(value, tuple | list | dict):
         return f"a {type(value).__name__} of {len(value)}"
     return f"a {type(value).__name__}"

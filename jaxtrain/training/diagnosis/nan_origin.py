@@ -65,11 +65,11 @@ def examine(
     params: Arrays,
     extras: Arrays,
     batch: Batch,
-    seen: int,
+    examples_seen: int,
 ) -> Origin:
     """Computes the loss and the gradients of a step with checks."""
-    whole = replicated(mesh)
-    not_finite = functools.partial(_not_finite, jax.jit(_kinds, out_shardings=whole))
+    full = replicated(mesh)
+    not_finite = functools.partial(_not_finite, jax.jit(_kinds, out_shardings=full))
     for kind, arrays in (("parameter", params), ("model state", extras)):
         if bad := not_finite(arrays):
             return Origin(
@@ -92,32 +92,32 @@ def examine(
     def checked(*arguments: Any) -> Any:
         # checkify cannot continue after a shard_map that follows another operation (jax 0.10).
         with per_device.without_shard_map():
-            both = checkify.checkify(function, errors=checkify.nan_checks)(*arguments)
-        error, ((loss, grads), metrics, finite) = both
+            result = checkify.checkify(function, errors=checkify.nan_checks)(*arguments)
+        error, ((loss, grads), metrics, finite) = result
         losses = {"loss": loss} | {name: value[0] for name, value in metrics.items()}
         largest = {name: jnp.abs(grad).max() for name, grad in grads.items()}
         return error, _kinds(losses), _kinds(grads), largest, finite
 
-    program = jax.jit(checked, out_shardings=whole)
+    program = jax.jit(checked, out_shardings=full)
     chosen = jax.jit(
         lambda batch, rows_B: {name: array[rows_B] for name, array in batch.items()},
         out_shardings=batch_sharding(mesh),
     )
 
     def computed(rows_B: np.ndarray) -> Any:
-        numbers_B = jax.device_put(rows_B.astype(np.uint32), whole)
-        positions_B = jax.device_put((seen + rows_B).astype(np.uint32), whole)
-        part = chosen(dict(batch), numbers_B)
-        return jax.device_get(program(params, extras, part, positions_B))
+        numbers_B = jax.device_put(rows_B.astype(np.uint32), full)
+        positions_B = jax.device_put((examples_seen + rows_B).astype(np.uint32), full)
+        examples = chosen(dict(batch), numbers_B)
+        return jax.device_get(program(params, extras, examples, positions_B))
 
-    every_B = np.arange(jax.tree.leaves(batch)[0].shape[0])
-    error, losses, grads, largest, finite = computed(every_B)
+    all_rows_B = np.arange(jax.tree.leaves(batch)[0].shape[0])
+    error, losses, grads, largest, finite = computed(all_rows_B)
 
     def is_bad(rows: np.ndarray) -> bool:  # repeated to a complete batch: the same program
-        return not computed(np.resize(rows, every_B.shape))[-1]
+        return not computed(np.resize(rows, all_rows_B.shape))[-1]
 
     origin = _described(error, _named(losses), _named(grads), largest)
-    alone = () if finite else itertools.islice(_bad_alone(is_bad, every_B), MOST_NAMED)
+    alone = () if finite else itertools.islice(_bad_alone(is_bad, all_rows_B), MOST_NAMED)
     return dataclasses.replace(origin, rows=tuple(alone))
 
 
@@ -181,24 +181,24 @@ def _described(
             "the devices of the run with --loop.replay_every",
             is_reproduced=False,
         )
-    where = [
-        f"{kind} in {what}{_listed([name for name in kinds if kinds[name] == kind])}"
-        for what, kinds in (("", losses), ("the gradient of ", grads))
+    locations = [
+        f"{kind} in {prefix}{_listed([name for name in kinds if kinds[name] == kind])}"
+        for prefix, kinds in (("", losses), ("the gradient of ", grads))
         for kind in ("NaN", "Inf")
         if kind in kinds.values()
     ]
     if "loss" not in losses:
-        where.insert(0, "the loss is finite")
+        locations.insert(0, "the loss is finite")
     if "NaN" not in {**losses, **grads}.values():
-        return Origin(f"no NaN, but {'; '.join(where)}")
+        return Origin(f"no NaN, but {'; '.join(locations)}")
     try:
         error.throw()
     except checkify.JaxRuntimeError as first:
         return Origin(
             f"the first NaN is computed at {_line(first)}, unless a later operation masks it; "
-            + "; ".join(where)
+            + "; ".join(locations)
         )
-    return Origin(f"an unchecked operation computes the first NaN; {'; '.join(where)}")
+    return Origin(f"an unchecked operation computes the first NaN; {'; '.join(locations)}")
 
 
 def _line(error: Exception) -> str:
@@ -210,7 +210,7 @@ def _line(error: Exception) -> str:
         name = frame.f_code.co_filename
         if _never_a_model(name):
             continue
-        line = f"{_shown(name)}:{number}"
+        line = f"{_relative(name)}:{number}"
         if name.startswith(_OPS):
             in_ops = in_ops or line
         elif name.startswith(_MODELS) or not name.startswith(f"{_PACKAGE}{os.sep}"):
@@ -226,7 +226,7 @@ def _never_a_model(file: str) -> bool:
     return file.startswith(_LIBRARIES) or (file.startswith(_STANDARD) and not installed)
 
 
-def _shown(name: str) -> str:
+def _relative(name: str) -> str:
     path = Path(name)
     for root in (_PACKAGE.parent, Path.cwd()):
         if path.is_relative_to(root):

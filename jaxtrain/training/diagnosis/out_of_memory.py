@@ -52,7 +52,7 @@ def explained(
 def _state_and_batch(
     run: config.Run, state: State, batch: Mapping[str, jax.ShapeDtypeStruct]
 ) -> str:
-    batch_bytes = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in batch.values())
+    batch_bytes = sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in batch.values())
     return (
         f"computed: per device {bytes_per_device(state) / GIB:.3f} GiB of state and "
         f"{batch_bytes / run.mesh.devices / GIB:.3f} GiB of batch, plus the activations of "

@@ -28,7 +28,7 @@ SUMMARY = "summary.txt"
 
 Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
-_LISTED, _SAID = 30, 5  # operations in the file, and on the console
+_LISTED, _PRINTED = 30, 5  # operations in the file, and on the console
 
 # The operations inside these have events of their own.
 _CONTAINERS = ("while", "conditional", "call")
@@ -77,14 +77,14 @@ def span(text: str | None) -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[str], None]) -> None:
+def check(steps: tuple[int, int] | None, step: int, total: int, say: Callable[[str], None]) -> None:
     """Checks that a trace begins within the run; prints a note if a resumed run is past it."""
     if steps is None:
         return
     if problem := too_late(steps, total):
         raise InputError(problem)
-    if steps[0] < done:
-        say(f"--profile {steps[0]}:{steps[1]}: no trace, because {done} steps are already done")
+    if steps[0] < step:
+        say(f"--profile {steps[0]}:{steps[1]}: no trace, because {step} steps are already done")
 
 
 def too_late(steps: tuple[int, int], total: int) -> str | None:
@@ -137,9 +137,9 @@ class Profile:
             self.end()
         return result
 
-    def before_step(self, done: int, state: State) -> None:
+    def before_step(self, step: int, state: State) -> None:
         """Starts the trace before its first step; it stops after its last step."""
-        if done == self._steps[0] and not self._began:  # a bad step keeps `done`
+        if step == self._steps[0] and not self._began:  # a bad step keeps `step`
             jax.block_until_ready(state)
             self._before = set(self._files())
             jax.profiler.start_trace(self._own())
@@ -177,7 +177,7 @@ class Profile:
             *(_line(operation) for operation in operations),
         ]
         write_whole(self._directory / SUMMARY, "\n".join(lines) + "\n")
-        for line in lines[: 1 + _SAID]:
+        for line in lines[: 1 + _PRINTED]:
             self._say(line)
         self._say(f"more in {self._directory / SUMMARY}; to view the trace:")
         for path in sorted(files[0].parent.glob("*.trace.json.gz"))[:1]:
@@ -295,11 +295,11 @@ def _described(program: str) -> dict[str, _Described]:
 
 def _name(made_by: str, line: str | None) -> str:
     """Returns the line and the pass, if known, and the names that the model sets."""
-    parts = []
-    for part in made_by.split("/"):
-        while match := _WRAPPED.fullmatch(part):
-            part = match[1]
-        parts.append(part)
+    scopes = []
+    for scope in made_by.split("/"):
+        while match := _WRAPPED.fullmatch(scope):
+            scope = match[1]
+        scopes.append(scope)
     # The first part is the entire step.
-    path = "/".join(part for part in parts[1:] if part not in _BETWEEN) or made_by
+    path = "/".join(scope for scope in scopes[1:] if scope not in _BETWEEN) or made_by
     return " ".join(filter(None, (line, path))) or "(added by the compiler)"

@@ -36,11 +36,11 @@ class Difference(NamedTuple):
     """A difference between the two results of a step.
 
     Attributes:
-        what: the first array that differs, and the number of the other ones.
+        arrays: the first array that differs, and the number of the other ones.
         devices: on which any array differs: indices in the mesh, in row-major order.
     """
 
-    what: str
+    arrays: str
     devices: tuple[int, ...]
 
 
@@ -108,7 +108,7 @@ class Replay:
     Args:
         devices: a description of each device, in the order of the mesh.
         run_progress: of the run; its ``last_equal`` is the last step whose results were equal.
-        done: completed steps at the start. The state there counts as right, unless an earlier
+        completed_steps: at the start. The state there counts as right, unless an earlier
             start was sure of fewer steps.
     """
 
@@ -118,7 +118,7 @@ class Replay:
         devices: Sequence[str],
         checkpoints: CheckpointSaver,
         run_progress: RunProgress,
-        done: int,
+        completed_steps: int,
         await_save: Callable[[], object],
         say: Callable[[str], None],
         uploader: Uploader | None = None,
@@ -127,14 +127,16 @@ class Replay:
         self._checkpoints, self._run_progress = checkpoints, run_progress
         self._await_save, self._say, self._uploader = await_save, say, uploader
         self._last_equal = (
-            done if run_progress.last_equal is None else min(done, run_progress.last_equal)
+            completed_steps
+            if run_progress.last_equal is None
+            else min(completed_steps, run_progress.last_equal)
         )
         self._record()
 
     def __call__(
-        self, done: int, state: State, batch: Batch, scalars: Scalars
+        self, completed_steps: int, state: State, batch: Batch, scalars: Scalars
     ) -> tuple[State, Metrics]:
-        """Computes the step after ``done`` completed ones; returns the state and the metrics.
+        """Computes the step after ``completed_steps``; returns the state and the metrics.
 
         Raises:
             RunAgain: in all processes; the two results differ.
@@ -143,8 +145,8 @@ class Replay:
         """
         following, metrics, difference = twice(self._step, state, batch, scalars)
         if difference is not None:
-            self._reject(done + 1, difference)
-        self._last_equal = int(following.step)  # not done + 1 if the step was bad
+            self._reject(completed_steps + 1, difference)
+        self._last_equal = int(following.step)  # not one more if the step was bad
         self._record()
         return following, metrics
 
@@ -162,14 +164,17 @@ class Replay:
 
     def _reject(self, step: int, difference: Difference) -> NoReturn:
         count, again = len(difference.devices), ""
-        where = f"{count} devices, so it is unknown which one is wrong"
+        location = f"{count} devices, so it is unknown which one is wrong"
         if count == 1:
-            where = self._devices[difference.devices[0]]
+            location = self._devices[difference.devices[0]]
             again = (
                 "; if this device is named again, replace it or check it with its vendor's "
                 "diagnostics"
             )
-        why = f"step {step} was computed twice with different results: {difference.what} on {where}"
+        why = (
+            f"step {step} was computed twice with different results: {difference.arrays} on "
+            f"{location}"
+        )
         self._await_save()
         moved = process_group.process_zero_decides(lambda: self._set_aside(why))
         raise RunAgain(f"{why}; the state is discarded{moved}{again}")

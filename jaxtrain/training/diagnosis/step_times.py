@@ -118,13 +118,13 @@ class StepTimes:
         self._inside: collections.defaultdict[str, float] = collections.defaultdict(float)
 
     @contextlib.contextmanager
-    def inside(self, what: str) -> Iterator[None]:
+    def inside(self, kind: str) -> Iterator[None]:
         """Counts the time inside as ``pause``, ``ahead``, or ``devices``: see :class:`Seconds`."""
         began = self._clock()
         try:
             yield
         finally:
-            self._inside[what] += self._clock() - began
+            self._inside[kind] += self._clock() - began
 
     def __len__(self) -> int:
         """Returns the number of steps since the last medians."""
