@@ -249,14 +249,14 @@ class Smear(nnx.Module):
 
 
 class Skip(NamedTuple):
-    """What a block with residual scalars reads: `scale x + part x0`.
+    """What a block with residual scalars reads: `scale x + x0_scale x0`.
 
     Attributes:
-        scale, part: [1].
+        scale, x0_scale: [1].
     """
 
     scale: jax.Array
-    part: jax.Array
+    x0_scale: jax.Array
     x0_BSD: jax.Array
 
 
@@ -386,20 +386,20 @@ class Head(nnx.Module):
         self, embedding: Embedding, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
     ) -> chunked_loss.Predictions:
         """Computes the cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
-        x_BSD, words = self._normalized(x_BSD), self._words(embedding)
-        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=self.kind.cap)
+        x_BSD, unembedding = self._normalized(x_BSD), self._unembedding(embedding)
+        return chunked_loss.predict(x_BSD, unembedding, targets_BS, weight_BS, cap=self.kind.cap)
 
     def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
         """Returns all logits, float32 [B, S, V]."""
         x_BSD = self._normalized(x_BSD)
-        logits_BSV = attention.einsum_float32("bsd,vd->bsv", x_BSD, self._words(embedding))
+        logits_BSV = attention.einsum_float32("bsd,vd->bsv", x_BSD, self._unembedding(embedding))
         return logits_BSV if self.kind.cap is None else capped(logits_BSV, self.kind.cap)
 
     def _normalized(self, x_BSD: jax.Array) -> jax.Array:
         scale = None if self.norm is None else self.norm[...]
         return rms_norm(x_BSD, self.norm_eps, scale)
 
-    def _words(self, embedding: Embedding) -> jax.Array:
+    def _unembedding(self, embedding: Embedding) -> jax.Array:
         return (embedding.table if self.words is None else self.words)[...]
 
 
@@ -435,7 +435,7 @@ class CausalModel(Model):
         self.smear = Smear(config, rngs) if extras.smear else None
         self.backout_lambda = nnx.Param(jnp.full((1,), 0.2)) if extras.backout else None
 
-    def parts(self) -> tuple[Embedding, Sequence[Block], Head]:
+    def components(self) -> tuple[Embedding, Sequence[Block], Head]:
         """Returns embedding, blocks, and head."""
         raise NotImplementedError
 
@@ -447,7 +447,7 @@ class CausalModel(Model):
 
     def hidden_states(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
         """Maps ids to vectors [B, S, D] before the last norm; without keys, without dropout."""
-        embedding, blocks, _ = self.parts()
+        embedding, blocks, _ = self.components()
         embedding_keys, *block_keys = split_keys(keys_B, 1 + len(blocks))
         angles = self.angles(tokens_BS.shape[1])
         x_BSD = remat(Embedding.__call__, self.remat)(embedding, tokens_BS, embedding_keys)
@@ -474,11 +474,11 @@ class CausalModel(Model):
         for number in range(layers):
             skip = None
             if self.resid_lambdas is not None and self.x0_lambdas is not None:
-                scale, part = (
+                scale, x0_scale = (
                     scalars[...][number : number + 1]
                     for scalars in (self.resid_lambdas, self.x0_lambdas)
                 )
-                skip = Skip(scale, part, x0_BSD)
+                skip = Skip(scale, x0_scale, x0_BSD)
             values = self.value_embeds.get(str(number))
             x_BSD = apply(number, x_BSD, skip, values, None if values is None else tokens_BS)
             if number == layers // 2:
@@ -489,12 +489,12 @@ class CausalModel(Model):
 
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
         """Returns float32 logits [B, S, V] of each next token; for short sequences."""
-        embedding, _, head = self.parts()
+        embedding, _, head = self.components()
         return remat(Head.logits, self.remat)(head, embedding, self.hidden_states(tokens_BS))
 
     def cache(self, rows: int, length: int) -> Cache:
         """Allocates `length` positions of `rows` sequences, for :meth:`decode_step`."""
-        embedding, blocks, _ = self.parts()
+        embedding, blocks, _ = self.components()
         shape = rows, length, self.sizes.kv_heads, self.sizes.head_width
         dtype = embedding.table[...].dtype
         # A sequence begins after a vector of zeros, of which smear adds nothing.
@@ -505,7 +505,7 @@ class CausalModel(Model):
         self, tokens_BS: jax.Array, count: int | jax.Array, cache: Cache, start: int | jax.Array
     ) -> tuple[jax.Array, Cache]:
         """Returns the logits after the first `count` tokens; see the base class."""
-        embedding, blocks, head = self.parts()
+        embedding, blocks, head = self.components()
         angles = self.angles(tokens_BS.shape[1], start)
         x_BSD, before_B1D = embedding(tokens_BS, None), cache.before_B1D
         if self.smear is not None:
@@ -537,7 +537,7 @@ class CausalModel(Model):
 
     def baseline_sums(self, batch: Batch) -> dict[str, jax.Array]:
         """Counts the targets."""
-        size = self.parts()[0].table.shape[0]
+        size = self.components()[0].table.shape[0]
         return token_frequencies.counts(batch["targets"], chunked_loss.target_weights(batch), size)
 
     @staticmethod
@@ -547,7 +547,7 @@ class CausalModel(Model):
 
     def predict(self, batch: Batch, keys_B: jax.Array | None = None) -> chunked_loss.Predictions:
         """Computes the cost of each target; without keys, without dropout."""
-        embedding, _, head = self.parts()
+        embedding, _, head = self.components()
         x_BSD = self.hidden_states(batch["tokens"], keys_B)
         # Without remat, which would recompute the loss and gather its parameter again: the loss
         # keeps only its gradient, and no gathered parameter.
@@ -570,12 +570,12 @@ def _gated(x_BSD: jax.Array, gate_CO: jax.Array) -> jax.Array:
     return (x_BSD[..., : gate_CO.shape[0]] @ gate_CO).astype(jnp.float32)
 
 
-def _mixed(x: jax.Array, scale: Any, other: jax.Array, part: Any) -> jax.Array:
-    """Returns `scale x + part other`; in float32, so that the gradients of both are summed in it.
+def _mixed(x: jax.Array, scale: Any, other: jax.Array, other_scale: Any) -> jax.Array:
+    """Returns `scale x + other_scale other`; in float32, so that the gradients are summed in it.
 
     Args:
         x, other: arrays of one shape.
-        scale, part: numbers, or arrays that broadcast to it after leading dimensions are added.
+        scale, other_scale: numbers, or arrays that broadcast to it, with leading dimensions added.
     """
 
     def wide(factor: Any) -> Any:
@@ -583,12 +583,12 @@ def _mixed(x: jax.Array, scale: Any, other: jax.Array, part: Any) -> jax.Array:
             return factor
         return factor.astype(jnp.float32).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
 
-    mixed = wide(scale) * x.astype(jnp.float32) + wide(part) * other.astype(jnp.float32)
+    mixed = wide(scale) * x.astype(jnp.float32) + wide(other_scale) * other.astype(jnp.float32)
     return mixed.astype(x.dtype)
 
 
 def _skipped(x_BSD: jax.Array, skip: Skip | None) -> jax.Array:
-    return x_BSD if skip is None else _mixed(x_BSD, skip.scale, skip.x0_BSD, skip.part)
+    return x_BSD if skip is None else _mixed(x_BSD, skip.scale, skip.x0_BSD, skip.x0_scale)
 
 
 def _last(x_BSD: jax.Array, count: int | jax.Array) -> jax.Array:

@@ -66,31 +66,31 @@ class Sizes:
                 missing in the file.
         """
 
-        def whole(name: str, within: bounds.Bounds) -> int:
+        def integer(name: str, within: bounds.Bounds) -> int:
             return bounds.entry(content, name, within, source)
 
         rotary = _rotary(content, source)
-        hidden = whole("hidden_size", bounds.WIDTH)
-        heads = whole("num_attention_heads", bounds.HEADS)
-        given = content.get("num_key_value_heads") is not None
-        kv_heads = whole("num_key_value_heads", bounds.HEADS) if given else heads
+        hidden = integer("hidden_size", bounds.WIDTH)
+        heads = integer("num_attention_heads", bounds.HEADS)
+        has_kv_heads = content.get("num_key_value_heads") is not None
+        kv_heads = integer("num_key_value_heads", bounds.HEADS) if has_kv_heads else heads
         eps, base = content.get("rms_norm_eps", 1e-6), rotary.get(_BASE, 10_000.0)
         bounds.check(f"{source}: rms_norm_eps", eps, bounds.EPSILON, float)
         bounds.check(f"{source}: {_BASE}", base, bounds.ROTARY, float)
         sizes = cls(
-            vocab_size=whole("vocab_size", bounds.WORDS),
-            sequence_length=whole("max_position_embeddings", bounds.TOKENS),
+            vocab_size=integer("vocab_size", bounds.WORDS),
+            sequence_length=integer("max_position_embeddings", bounds.TOKENS),
             hidden=hidden,
-            layers=whole("num_hidden_layers", bounds.LAYERS),
+            layers=integer("num_hidden_layers", bounds.LAYERS),
             heads=heads,
             kv_heads=kv_heads,
-            ff=whole("intermediate_size", bounds.WIDTH),
+            ff=integer("intermediate_size", bounds.WIDTH),
             norm_eps=eps,
             rotary_base=float(base),
         )
         other = bounds.differing(content, fixed)
         width = content.get("head_dim")
-        if width is not None and whole("head_dim", bounds.WIDTH) * heads != hidden:
+        if width is not None and integer("head_dim", bounds.WIDTH) * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
         other += [
             f"{errors.short_repr(name)[1:-1]}={errors.short_repr(value)} of its rotary positions "

@@ -60,10 +60,10 @@ def model_config(saved: Any, source: str, defined_in: str | None = None) -> Any:
     class_name = saved.get("class") if isinstance(saved, Mapping) else None
     if not isinstance(class_name, str):
         raise InputError(f"{source} does not name its model: {record.OTHER_VERSION}")
-    made = config_class(class_name)
-    if made is None:
+    kind = config_class(class_name)
+    if kind is None:
         raise _unknown(class_name, source, defined_in)
-    return record.section(made, saved, source, "model")
+    return record.section(kind, saved, source, "model")
 
 
 def _unknown(name: str, source: str, defined_in: str | None) -> InputError:
@@ -73,9 +73,9 @@ def _unknown(name: str, source: str, defined_in: str | None) -> InputError:
             f"{source}: unknown model {errors.short_repr(name)}; the models are "
             f"{', '.join(names())}"
         )
-    where = f" (it was defined in {errors.short_repr(defined_in, 200)})" if defined_in else ""
+    origin = f" (it was defined in {errors.short_repr(defined_in, 200)})" if defined_in else ""
     return InputError(
-        f"{source}: its model {errors.short_repr(name)} is not part of jaxtrain{where}: pass the "
+        f"{source}: its model {errors.short_repr(name)} is not part of jaxtrain{origin}: pass the "
         "config that it was trained with, --config FILE.py"
     )
 

@@ -46,10 +46,10 @@ _TILE = 128  # windows are multiples of what fused attention computes together
 _OUTPUT = "lm_head.weight"
 
 
-def _table(word: str, block: str, **parts: str) -> WeightTable:
+def _table(word: str, block: str, **kernels: str) -> WeightTable:
     rows = [
         Row(f"{block}.{{}}.{name}.weight", f"blocks.{{}}.{ours}", MATRIX)
-        for ours, name in parts.items()
+        for ours, name in kernels.items()
     ]
     extras = [
         Row(name, name, optional=True) for name in ("resid_lambdas", "x0_lambdas", "backout_lambda")
@@ -296,7 +296,7 @@ class Config(causal.CausalConfig):
         """
         reference = dataclasses.replace(self, depth=_RATE_DEPTH, width=None, heads=None)
         tokens, of_reference = (
-            tokens_per_parameter * one.scaling_parameters for one in (self, reference)
+            tokens_per_parameter * model.scaling_parameters for model in (self, reference)
         )
         batch = 2 ** round(math.log2(_RATE_BATCH * (tokens / of_reference) ** 0.383))
         rate = math.sqrt(batch / _RATE_BATCH)
@@ -348,8 +348,8 @@ class Config(causal.CausalConfig):
     def formulas(self) -> list[str]:
         """Lists the numbers that follow from `depth`, with their formulas."""
 
-        def origin(given: int | None, formula: str) -> str:
-            return formula if given is None else "as set"
+        def origin(value: int | None, formula: str) -> str:
+            return formula if value is None else "as set"
 
         d, n, h, v = self.hidden, self.query_heads, self.shared_heads, self.vocab_size
         rounded = d != _ASPECT * self.depth
@@ -388,12 +388,12 @@ class Config(causal.CausalConfig):
     @classmethod
     def from_sizes(cls, sizes: Sizes) -> "Config":
         """Returns the config of a network; a field that follows from the depth is None."""
-        for name, given, ours in (
+        for name, value, ours in (
             ("intermediate_size", sizes.ff, _FF * sizes.hidden),
             ("rope_theta", sizes.rotary_base, _ROTARY_BASE),
         ):
-            if given != ours:
-                raise InputError(f"this network is not supported: {name}={given} (here {ours})")
+            if value != ours:
+                raise InputError(f"this network is not supported: {name}={value} (here {ours})")
         usual = attention.fewest_heads(sizes.hidden, _HEAD)
         return cls(
             vocab_size=sizes.vocab_size,
@@ -449,13 +449,13 @@ class Config(causal.CausalConfig):
         for name in (word, key):
             if name not in tensors:
                 raise InputError(f"{source} is not a GPT of this kind: it has no {name}")
-        words, keys = tensors[word], tensors[key]
-        if words.ndim != 2 or keys.ndim != 2 or not 0 < words.shape[1] <= 2**20:
+        vectors, keys = tensors[word], tensors[key]
+        if vectors.ndim != 2 or keys.ndim != 2 or not 0 < vectors.shape[1] <= 2**20:
             raise InputError(
-                f"{source} is not a GPT of this kind: {word} has shape {words.shape} and {key} has "
-                f"shape {keys.shape}"
+                f"{source} is not a GPT of this kind: {word} has shape {vectors.shape} and {key} "
+                f"has shape {keys.shape}"
             )
-        vocab, width = words.shape
+        vocab, width = vectors.shape
         heads = attention.fewest_heads(width, _HEAD)
         # What no array shows is as in the model of the same year.
         extras = dict[str, Any](_OF_2026 if "resid_lambdas" in tensors else {})
@@ -527,6 +527,6 @@ class GPT(causal.CausalModel):
         self.blocks = nnx.List([causal.Block(config, rngs, n) for n in range(config.depth)])
         self.lm_head = causal.Head(config, rngs)
 
-    def parts(self) -> tuple[causal.Embedding, nnx.List[causal.Block], causal.Head]:
+    def components(self) -> tuple[causal.Embedding, nnx.List[causal.Block], causal.Head]:
         """Returns embedding, blocks, and head."""
         return self.wte, self.blocks, self.lm_head

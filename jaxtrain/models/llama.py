@@ -168,6 +168,6 @@ class Llama(causal.CausalModel):
         )
         self.head = causal.Head(config, rngs)
 
-    def parts(self) -> tuple[causal.Embedding, nnx.List[causal.Block], causal.Head]:
+    def components(self) -> tuple[causal.Embedding, nnx.List[causal.Block], causal.Head]:
         """Returns embedding, layers, and head."""
         return self.embedding, self.layers, self.head

@@ -100,8 +100,8 @@ class MaskedConfig(ModelConfig):
 
     def index_limits(self) -> dict[str, int]:
         """Returns the number of valid values of each array of indices in a batch."""
-        words = self.vocab_size
-        limits = {"tokens": words, "targets": words, "positions": self.sequence_length}
+        vocab_size = self.vocab_size
+        limits = {"tokens": vocab_size, "targets": vocab_size, "positions": self.sequence_length}
         segments = {"segments": self.sequence_length + 1}
         return limits | (segments if self.attend == "document" else {})
 
@@ -144,7 +144,7 @@ class WordEmbedding(nnx.Module):
     def __init__(self, config: MaskedConfig, deviation: float, rngs: nnx.Rngs) -> None:
         self.word = normal_init(rngs, (config.vocab_size, config.hidden), deviation)
 
-    def words(self, rows: int) -> Copies | None:
+    def word_copies(self, rows: int) -> Copies | None:
         """Returns the token vectors for their two uses, the embedding and the output layer.
 
         A copy on each device sums the gradients of both uses there, so that their sum over the
@@ -152,9 +152,13 @@ class WordEmbedding(nnx.Module):
         """
         return None if isinstance(self.word, Gathered) else copies(self.word[...], rows)
 
-    def vectors(self, words: Copies | None, tokens_BS: jax.Array) -> jax.Array:
+    def vectors(self, word_copies: Copies | None, tokens_BS: jax.Array) -> jax.Array:
         """Maps ids to [B, S, D]."""
-        return embed(self.word[...], tokens_BS) if words is None else words.use(embed, tokens_BS)
+        return (
+            embed(self.word[...], tokens_BS)
+            if word_copies is None
+            else word_copies.use(embed, tokens_BS)
+        )
 
 
 class Head(nnx.Module):
@@ -169,13 +173,13 @@ class Head(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((vocab_size,)))
 
     def __call__(
-        self, embedding: WordEmbedding, words: Copies | None, x_BMD: jax.Array, dtype: str
+        self, embedding: WordEmbedding, word_copies: Copies | None, x_BMD: jax.Array, dtype: str
     ) -> jax.Array:
         """Maps [B, M, D] to the products of :mod:`jaxtrain.ops.output_layer`, without the bias."""
         h_BMD = self.norm(gelu(self.dense(x_BMD)))
-        if words is None:
+        if word_copies is None:
             return output_layer.products(dtype, embedding.word[...], h_BMD)
-        return words.use(functools.partial(output_layer.products, dtype), h_BMD)
+        return word_copies.use(functools.partial(output_layer.products, dtype), h_BMD)
 
 
 class MaskedModel(Model):
@@ -199,7 +203,7 @@ class MaskedModel(Model):
         tokens_BS: jax.Array,
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
-        words: Copies | None = None,
+        word_copies: Copies | None = None,
     ) -> jax.Array:
         """Maps ids to the last layer's vectors [B, S, D]; without keys, without dropout.
 
@@ -222,10 +226,12 @@ class MaskedModel(Model):
     def _products_at(
         self, dtype: str, tokens_BS: jax.Array, at_BM: jax.Array, keys_B: Any, segments_BS: Any
     ) -> jax.Array:
-        words = self.embeddings.words(tokens_BS.shape[0])
-        x_BMD = take_positions(self.hidden_states(tokens_BS, keys_B, segments_BS, words), at_BM)
-        products = remat(lambda head, *given: head(*given, dtype), self.remat)
-        return products(self.head, self.embeddings, words, x_BMD)
+        word_copies = self.embeddings.word_copies(tokens_BS.shape[0])
+        x_BMD = take_positions(
+            self.hidden_states(tokens_BS, keys_B, segments_BS, word_copies), at_BM
+        )
+        products = remat(lambda head, *arguments: head(*arguments, dtype), self.remat)
+        return products(self.head, self.embeddings, word_copies, x_BMD)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Computes the cross-entropy over predicted positions, in nats, and `accuracy`.

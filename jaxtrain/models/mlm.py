@@ -108,10 +108,10 @@ class Embeddings(masked.WordEmbedding):
         self.dropout = config.dropout
 
     def __call__(
-        self, words: Copies | None, tokens_BS: jax.Array, keys_B: jax.Array | None
+        self, word_copies: Copies | None, tokens_BS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
         """Maps ids to [B, S, D]."""
-        x_BSD = self.vectors(words, tokens_BS)
+        x_BSD = self.vectors(word_copies, tokens_BS)
         x_BSD = add_shared(x_BSD, self.position[...][: tokens_BS.shape[1]])
         return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
@@ -169,7 +169,7 @@ class MaskedLanguageModel(masked.MaskedModel):
         tokens_BS: jax.Array,
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
-        words: Copies | None = None,
+        word_copies: Copies | None = None,
     ) -> jax.Array:
         """Maps ids to the last layer's vectors [B, S, D]; see the base class.
 
@@ -183,7 +183,7 @@ class MaskedLanguageModel(masked.MaskedModel):
             )
         embedding_keys, *layer_keys = split_keys(keys_B, 1 + len(self.layers))
         run_embeddings = remat(Embeddings.__call__, self.remat)
-        x_BSD = run_embeddings(self.embeddings, words, tokens_BS, embedding_keys)
+        x_BSD = run_embeddings(self.embeddings, word_copies, tokens_BS, embedding_keys)
         run_layer = remat(Layer.__call__, self.remat)
         if segments_BS is None:
             attended_BQS = (tokens_BS != self.pad_id)[:, None, :]

@@ -223,9 +223,9 @@ class Embeddings(masked.WordEmbedding):
         super().__init__(config, INIT_STD, rngs)
         self.norm = _norm(config)
 
-    def __call__(self, words: Copies | None, tokens_BS: jax.Array) -> jax.Array:
+    def __call__(self, word_copies: Copies | None, tokens_BS: jax.Array) -> jax.Array:
         """Maps ids to [B, S, D]."""
-        return self.norm(self.vectors(words, tokens_BS))
+        return self.norm(self.vectors(word_copies, tokens_BS))
 
 
 class Dense(nnx.Module):
@@ -303,14 +303,14 @@ class ModernBert(masked.MaskedModel):
         tokens_BS: jax.Array,
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
-        words: Copies | None = None,
+        word_copies: Copies | None = None,
     ) -> jax.Array:
         """Maps ids to the last vectors, normalized, [B, S, D]; see the base class.
 
         Positions count from the start of the sequence: only their differences matter.
         """
         config, length = self.config, tokens_BS.shape[1]
-        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, words, tokens_BS)
+        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, word_copies, tokens_BS)
         of_global = _angles(length, config, config.global_base)
         of_local = _angles(length, config, config.local_base)
         if segments_BS is None:

@@ -303,11 +303,11 @@ class Config(ReconstructionConfig):
         ):
             return None
         narrow = False
-        for part, width, wide in (
+        for coder, width, wide in (
             ("encoder", self.encoder_width, theirs.encoder_width),
             ("decoder", self.decoder_width, theirs.decoder_width),
         ):
-            field = f"{part}_width"
+            field = f"{coder}_width"
             if width > wide:
                 raise InputError(
                     f"model.{field}={width} is above the {wide} of {source}, and channels can only "
@@ -317,9 +317,9 @@ class Config(ReconstructionConfig):
             if width == wide:
                 continue
             narrow = True
-            if frozen := [path for path in self.freeze if path.partition(".")[0] == part]:
+            if frozen := [path for path in self.freeze if path.partition(".")[0] == coder]:
                 raise InputError(
-                    f"model.{field}={width} slices the {part} of {source}, of width {wide}, but "
+                    f"model.{field}={width} slices the {coder} of {source}, of width {wide}, but "
                     f"model.freeze={' '.join(frozen)} would never train what is left: set "
                     f"--model.{field} {wide}, or --model.freeze without it",
                     about=(f"model.{field}", "model.freeze"),
@@ -354,8 +354,8 @@ class WanAutoencoder(Reconstruction):
         self.mean, self.deviation = config.mean, config.deviation
         self.encoder = network.Encoder(config.sizes)
         self.decoder = network.Decoder(config.sizes)
-        for part in (self.encoder, self.decoder):
-            network.start(part, rngs, "none" if config.remat == "none" else "block")
+        for coder in (self.encoder, self.decoder):
+            network.start(coder, rngs, "none" if config.remat == "none" else "block")
         super().__init__(config, rngs)
 
     def encode(self, video_BTHW3: jax.Array) -> jax.Array:

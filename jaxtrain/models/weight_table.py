@@ -75,13 +75,13 @@ class Row:
 
     def outward(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """Converts our array."""
-        parts = np.split(array, len(self.names), axis=-1) if len(self.names) > 1 else [array]
-        return dict(zip(self.names, map(self.layout.outward, parts), strict=True))
+        arrays = np.split(array, len(self.names), axis=-1) if len(self.names) > 1 else [array]
+        return dict(zip(self.names, map(self.layout.outward, arrays), strict=True))
 
     def inward(self, tensors: Tensors) -> np.ndarray:
         """Converts their arrays, to float32."""
-        parts = [self.layout.inward(np.asarray(tensors[name], np.float32)) for name in self.names]
-        return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, -1))
+        arrays = [self.layout.inward(np.asarray(tensors[name], np.float32)) for name in self.names]
+        return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,9 +116,9 @@ class WeightTable:
         Args:
             expected: dotted path -> shape of each of our arrays.
         """
-        given = self._once(tensors, source)
-        check(given, self.shapes(expected), source, cure, extra=self.complete)
-        return {row.ours: row.inward(given) for row in self._numbered(expected)}
+        unique = self._without_aliases(tensors, source)
+        check(unique, self.shapes(expected), source, cure, extra=self.complete)
+        return {row.ours: row.inward(unique) for row in self._numbered(expected)}
 
     def shapes(self, expected: Shapes) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of their arrays, from those of ours."""
@@ -149,46 +149,48 @@ class WeightTable:
             # Not all blocks have each array.
             yield from map(row.numbered, sorted(int(m) for m in middles if m.isdecimal()))
 
-    def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
+    def _without_aliases(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
         """Skips unused arrays and aliases; an alias alone stands for its array."""
-        once = {
+        unique = {
             name: array
             for name, array in tensors.items()
-            if name not in self.tied and not any(part in name for part in self.unused)
+            if name not in self.tied and not any(fragment in name for fragment in self.unused)
         }
         for name, kept in self.tied.items():
             if name in tensors and not np.array_equal(
-                once.setdefault(kept, tensors[name]), tensors[name]
+                unique.setdefault(kept, tensors[name]), tensors[name]
             ):
                 raise InputError(
                     f"{source}: {name} differs from {kept}, but this model has one array for both "
                     "(tie_word_embeddings)"
                 )
-        return once
+        return unique
 
 
-def check(given: Tensors, wanted: Shapes, source: object, cure: str, *, extra: bool = True) -> None:
+def check(
+    tensors: Tensors, expected: Shapes, source: object, cure: str, *, extra: bool = True
+) -> None:
     """Compares arrays with what a model has.
 
     Args:
-        given: name -> array.
-        wanted: name -> shape of each array that is required.
-        extra: whether arrays that are not wanted are an error.
+        tensors: name -> array.
+        expected: name -> shape of each array that is required.
+        extra: whether other arrays are an error.
     """
-    tensor_files.check_real({n: given[n] for n in wanted if n in given}, str(source))
+    tensor_files.check_real({n: tensors[n] for n in expected if n in tensors}, str(source))
     complaints = {
-        "missing": [name for name in wanted if name not in given],
-        "extra": sorted(set(given) - set(wanted)) if extra else [],
+        "missing": [name for name in expected if name not in tensors],
+        "extra": sorted(set(tensors) - set(expected)) if extra else [],
         "misshapen": [
-            f"{name} {given[name].shape} instead of {shape}"
-            for name, shape in wanted.items()
-            if name in given and given[name].shape != tuple(shape)
+            f"{name} {tensors[name].shape} instead of {shape}"
+            for name, shape in expected.items()
+            if name in tensors and tensors[name].shape != tuple(shape)
         ],
     }
     listed = [
-        f"{what}: {', '.join(names[:_LISTED])}"
+        f"{complaint}: {', '.join(names[:_LISTED])}"
         + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
-        for what, names in complaints.items()
+        for complaint, names in complaints.items()
         if names
     ]
     if listed:

@@ -87,11 +87,11 @@ class Discriminator(nnx.Module):
     """Six layers, each of which scores patches of 8x8 pixels."""
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
-        made = []
+        layers = []
         for side, _, outputs in _LAYERS:
-            made.append(Layer(side, channels, outputs, rngs=rngs))
+            layers.append(Layer(side, channels, outputs, rngs=rngs))
             channels = outputs
-        self.layers = nnx.List(made)
+        self.layers = nnx.List(layers)
 
     def weights(self) -> list[LayerWeights]:
         """Returns the trained parameters of all layers."""
@@ -166,12 +166,12 @@ class Seraena(nnx.Module):
         real, fake = self._windows(real), self._windows(fake)
         each = real.shape[0] // clips
         context = jnp.repeat(context, each, axis=0)
-        shown = lax.stop_gradient(fake)
+        detached = lax.stop_gradient(fake)
 
         weights = self.discriminator.weights()
         fixed = jax.tree.map(lax.stop_gradient, weights)
-        correction = self._correction(fixed, real, shown, context, dtype)
-        distance = jnp.square(fake - (shown + correction)).mean((1, 2, 3))
+        correction = self._correction(fixed, real, detached, context, dtype)
+        distance = jnp.square(fake - (detached + correction)).mean((1, 2, 3))
 
         def numbers(place: int) -> jax.Array:
             return jax.vmap(lambda key: jax.random.uniform(key, (each,)))(keys_B4[:, place]).ravel()
@@ -179,7 +179,7 @@ class Seraena(nnx.Module):
         old = self.replay.draw(numbers(1))
         # Every second reconstruction is one of an earlier step, if there is any.
         other = (jnp.arange(each * clips) % 2 == 1) & old.filled_N
-        fakes = _chosen(other, old.images_NHWC, shown)
+        fakes = _chosen(other, old.images_NHWC, detached)
         fake_context = _chosen(other, old.context_NhwC, context)
         is_fake = numbers(2) < 0.5
         images = _chosen(is_fake, fakes, real)
@@ -188,31 +188,31 @@ class Seraena(nnx.Module):
             weights, self._input(images, contexts, dtype), learns=True
         )
         wanted = jnp.where(is_fake, _FAKE, _REAL)[:, None, None, None]
-        self.replay.keep(shown, context, numbers(3))
+        self.replay.keep(detached, context, numbers(3))
         return Outcome(
             decoder_B=distance.reshape(clips, each).mean(1),
             discriminator=jnp.square(scores - wanted).mean(),
             right=(1 + jnp.sign(scores) * wanted).mean() / 2,
         )
 
-    def once_begun(self, begun: jax.Array, *given: Any) -> Outcome:
+    def once_begun(self, begun: jax.Array, *inputs: Any) -> Outcome:
         """Does what a call does, or, before the loss begins, nothing: its losses are then 0.
 
         Args:
             begun: whether the loss has begun, bool [].
         """
         split: Any = nnx.split  # its types do not know an ellipsis after a filter
-        graph, params, rest = split(self, nnx.Param, ...)
+        graph, params, variables = split(self, nnx.Param, ...)
 
-        def judge(params: Any, rest: Any) -> tuple[Outcome, Any]:
-            module = nnx.merge(graph, params, rest)
-            outcome = module(*given)
+        def judge(params: Any, variables: Any) -> tuple[Outcome, Any]:
+            module = nnx.merge(graph, params, variables)
+            outcome = module(*inputs)
             return outcome, split(module, nnx.Param, ...)[2]
 
         zero = jnp.zeros((), jnp.float32)
-        nothing = Outcome(jnp.zeros(given[0].shape[0], jnp.float32), zero, zero)
+        nothing = Outcome(jnp.zeros(inputs[0].shape[0], jnp.float32), zero, zero)
         outcome, following = lax.cond(
-            begun, judge, lambda params, rest: (nothing, rest), params, rest
+            begun, judge, lambda params, variables: (nothing, variables), params, variables
         )
         nnx.update(self, following)
         return outcome
@@ -225,11 +225,11 @@ class Seraena(nnx.Module):
             return real, fake, context
         side = self.crop // self.factor
 
-        def one(
+        def cropped(
             real: jax.Array, fake: jax.Array, context: jax.Array, key: jax.Array
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            most = jnp.asarray(context.shape[:2]) - side + 1
-            down, right = jax.random.randint(key, (2,), 0, most)
+            positions = jnp.asarray(context.shape[:2]) - side + 1
+            down, right = jax.random.randint(key, (2,), 0, positions)
 
             def cut(x: jax.Array, factor: int) -> jax.Array:
                 for axis, start in ((-3, down), (-2, right)):
@@ -238,7 +238,7 @@ class Seraena(nnx.Module):
 
             return cut(real, self.factor), cut(fake, self.factor), cut(context, 1)
 
-        return jax.vmap(one)(real, fake, context, keys_B)
+        return jax.vmap(cropped)(real, fake, context, keys_B)
 
     def _windows(self, video_BTHW3: jax.Array) -> jax.Array:
         """Cuts windows of F frames that do not overlap, [N, H, W, 3 F]; drops leftover frames."""
@@ -278,8 +278,8 @@ class Seraena(nnx.Module):
         return lax.stop_gradient(down / (down.std() + _DEVIATION_EPSILON))
 
 
-def _chosen(first_N: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.where(first_N[:, None, None, None], one, other)
+def _chosen(first_N: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    return jnp.where(first_N[:, None, None, None], first, second)
 
 
 def _normed(
@@ -304,5 +304,5 @@ def _normed(
 
 def _pooled(score_NHW: jax.Array, height: int, width: int) -> jax.Array:
     n, h, w = score_NHW.shape
-    parts = score_NHW.reshape(n, height, h // height, width, w // width)
-    return parts.mean((2, 4))
+    blocks = score_NHW.reshape(n, height, h // height, width, w // width)
+    return blocks.mean((2, 4))

@@ -118,12 +118,12 @@ class Later(bounds.Section):
     ramp_steps: Annotated[int, bounds.Bounds(least=0)] = 0
     """Steps in which its weight rises linearly; the last of them has all of it."""
 
-    def share(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
+    def weight_fraction(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
         """Returns the fraction of the weight in a step, float32 []; None if that is 1 in all."""
         if "step" not in batch or self.start_step + self.ramp_steps == 0:
             return None
-        done = batch["step"][0].astype(jnp.int32) - self.start_step
-        return jnp.clip((done + 1) / max(self.ramp_steps, 1), 0, 1)
+        elapsed = batch["step"][0].astype(jnp.int32) - self.start_step
+        return jnp.clip((elapsed + 1) / max(self.ramp_steps, 1), 0, 1)
 
     def begins(self) -> list[str]:
         """Returns when it begins, if that is not the start of the run."""

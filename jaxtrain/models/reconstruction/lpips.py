@@ -36,7 +36,7 @@ class _Layer:
 
     Attributes:
         pool: side of the max pooling before it, with a stride of 2; None without.
-        part: of the network that ends with the next layer that is compared, from 1.
+        stage: number of layers that are compared before it, plus 1.
     """
 
     side: int = 3
@@ -46,21 +46,21 @@ class _Layer:
     outputs: int
     pool: int | None = None
     number: int
-    part: int
+    stage: int
     compared: bool = True
 
 
 def _vgg16() -> Iterator[_Layer]:
     """Yields the convolutions of VGG16: two, two, three, three and three of equal width."""
     inputs, number = 3, 0
-    for part, (count, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), 1):
+    for stage, (count, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), 1):
         for place in range(count):
             yield _Layer(
                 inputs=inputs,
                 outputs=width,
-                pool=2 if place == 0 and part > 1 else None,
+                pool=2 if place == 0 and stage > 1 else None,
                 number=number,
-                part=part,
+                stage=stage,
                 compared=place == count - 1,
             )
             inputs, number = width, number + 2
@@ -69,11 +69,11 @@ def _vgg16() -> Iterator[_Layer]:
 
 NETWORKS: dict[str, tuple[_Layer, ...]] = {
     "alex": (
-        _Layer(side=11, stride=4, border=2, inputs=3, outputs=64, number=0, part=1),
-        _Layer(side=5, border=2, inputs=64, outputs=192, pool=3, number=3, part=2),
-        _Layer(inputs=192, outputs=384, pool=3, number=6, part=3),
-        _Layer(inputs=384, outputs=256, number=8, part=4),
-        _Layer(inputs=256, outputs=256, number=10, part=5),
+        _Layer(side=11, stride=4, border=2, inputs=3, outputs=64, number=0, stage=1),
+        _Layer(side=5, border=2, inputs=64, outputs=192, pool=3, number=3, stage=2),
+        _Layer(inputs=192, outputs=384, pool=3, number=6, stage=3),
+        _Layer(inputs=384, outputs=256, number=8, stage=4),
+        _Layer(inputs=256, outputs=256, number=10, stage=5),
     ),
     "vgg": tuple(_vgg16()),
 }
@@ -164,7 +164,7 @@ def _table(network: str) -> WeightTable:
     """Returns the names in LPIPS's file."""
     rows = []
     for number, layer in enumerate(NETWORKS[network]):
-        place = f"net.slice{layer.part}.{layer.number}"
+        place = f"net.slice{layer.stage}.{layer.number}"
         rows += [
             Row(f"{place}.weight", f"kernels.{number}", KERNEL),
             Row(f"{place}.bias", f"biases.{number}"),

@@ -115,9 +115,9 @@ def _window_means(x_BTHWC: jax.Array) -> jax.Array:
     weights /= weights.sum()
     for axis in (2, 3):
         size = x_BTHWC.shape[axis] - SSIM_WINDOW + 1
-        parts = (
+        terms = (
             float(weight) * lax.slice_in_dim(x_BTHWC, at, at + size, axis=axis)
             for at, weight in enumerate(weights)
         )
-        x_BTHWC = functools.reduce(jnp.add, parts)
+        x_BTHWC = functools.reduce(jnp.add, terms)
     return x_BTHWC

@@ -102,11 +102,11 @@ class ReconstructionConfig(ModelConfig):
             )
 
     def _check_adversary(self, settings: Adversary) -> None:
-        crop, most = settings.crop, min(self.height, self.width)
-        if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
+        crop, limit = settings.crop, min(self.height, self.width)
+        if crop is not None and (crop % self.space_factor or not 0 < crop <= limit):
             raise InputError(
-                f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
-                "or None for the full frame",
+                f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to "
+                f"{limit}, or None for the full frame",
                 about="model.adversary.crop",
             )
 
@@ -169,10 +169,10 @@ class ReconstructionConfig(ModelConfig):
         if self.teacher is not None and self.teacher.network is not None:
             path = self.teacher.weights
             if path is None or not os.path.isdir(expanded(path)):
-                given = "is not set" if path is None else f"={path}: no such folder"
+                fault = "is not set" if path is None else f"={path}: no such folder"
                 problems.append(
                     Problem(
-                        f"model.teacher.weights{'' if path else ' '}{given}: pass the local folder "
+                        f"model.teacher.weights{'' if path else ' '}{fault}: pass the local folder "
                         f"of {self.teacher.network}'s autoencoder in diffusers' format, or set "
                         "--model.teacher None",
                         "model.teacher.weights",
@@ -183,10 +183,10 @@ class ReconstructionConfig(ModelConfig):
 
     def file_weights(self) -> dict[str, np.ndarray]:
         """Reads the weights of LPIPS and of the teacher, by dotted path in the module."""
-        found: dict[str, np.ndarray] = {}
+        weights: dict[str, np.ndarray] = {}
         if self.perceptual is not None:
             _, arrays = lpips.read(expanded(self.perceptual.weights), "alex")
-            found |= {f"lpips.{name}": array for name, array in arrays.items()}
+            weights |= {f"lpips.{name}": array for name, array in arrays.items()}
         sizes = None if self.teacher is None else self.teacher.sizes(self.latent_channels)
         if self.teacher is not None and sizes is not None:
             field = "model.teacher.weights"
@@ -195,8 +195,8 @@ class ReconstructionConfig(ModelConfig):
             folder, decodes = expanded(self.teacher.weights), self.teacher.decodes
             of_teacher = wan_network.read(folder, sizes, decodes=decodes, field=field)
             used = shapes_of(lambda: _teacher_network(self), FromFile)
-            found |= {f"teacher_network.{name}": of_teacher[name] for name in used}
-        return found
+            weights |= {f"teacher_network.{name}": of_teacher[name] for name in used}
+        return weights
 
     def formulas(self) -> list[str]:
         """Says if the loss compares only some frames of a clip, and which losses begin later."""
@@ -245,8 +245,8 @@ class ReconstructionConfig(ModelConfig):
     def _nearest(self, size: int) -> int:
         """Returns the valid size nearest to `size`, at least 16."""
         factor = self.space_factor
-        least = -(-_LEAST_SIDE // factor) * factor
-        return max(least, (size + factor // 2) // factor * factor)
+        smallest = -(-_LEAST_SIDE // factor) * factor
+        return max(smallest, (size + factor // 2) // factor * factor)
 
 
 class Reconstruction(Model):
@@ -307,8 +307,8 @@ class Reconstruction(Model):
             return batch["latents"]
         if self.teacher_network.encoder is None:
             return None
-        found = self.teacher_network.encode(video_BTHW3, self._dtype, chunk=self.chunk)
-        return lax.stop_gradient(found)
+        latents = self.teacher_network.encode(video_BTHW3, self._dtype, chunk=self.chunk)
+        return lax.stop_gradient(latents)
 
     @property
     def _dtype(self) -> jnp.dtype:
@@ -325,16 +325,17 @@ class Reconstruction(Model):
         out = self._outputs(video, batch)
         weight = weight_B.sum()
         total, metrics = self._losses(out, batch, weight)
-        shown = jnp.clip(out.reconstruction, 0, 1)
-        metrics["psnr"] = _frame_sums(quality.psnr(out.target, shown), weight_B)[:2]
+        clipped = jnp.clip(out.reconstruction, 0, 1)
+        metrics["psnr"] = _frame_sums(quality.psnr(out.target, clipped), weight_B)[:2]
         if self.adversary is not None and self.adversarial is not None:
-            given = out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
-            share = self.adversarial.share(batch)
+            inputs = out.target, out.reconstruction, out.decoder_input, keys_B, self._dtype
+            fraction = self.adversarial.weight_fraction(batch)
             factor: Any = self.adversarial.weight
-            if share is None:
-                adversarial = self.adversary(*given)
+            if fraction is None:
+                adversarial = self.adversary(*inputs)
             else:
-                adversarial, factor = self.adversary.once_begun(share > 0, *given), factor * share
+                adversarial = self.adversary.once_begun(fraction > 0, *inputs)
+                factor *= fraction
             correction = (adversarial.decoder_B * weight_B).sum()
             # The discriminator's own loss trains only the discriminator, so it needs no weight.
             total += factor * correction + adversarial.discriminator * weight
@@ -351,15 +352,15 @@ class Reconstruction(Model):
         out = self._outputs(_to_float(batch["video"]), batch)
         weight = weight_B.sum()
         total, metrics = self._losses(out, batch, weight)
-        shown = jnp.clip(out.reconstruction, 0, 1)
+        clipped = jnp.clip(out.reconstruction, 0, 1)
         measured: Sums = {
             "loss": (total, weight),
-            "psnr": _frame_sums(quality.psnr(out.target, shown), weight_B),
-            "ssim": _frame_sums(quality.ssim(out.target, shown), weight_B),
+            "psnr": _frame_sums(quality.psnr(out.target, clipped), weight_B),
+            "ssim": _frame_sums(quality.ssim(out.target, clipped), weight_B),
         }
         measured |= {name: sums for name, sums in metrics.items() if name in _OF_TEACHER}
         if self.lpips is not None:
-            of_frames = self._lpips_BT(out.target, shown, jnp.float32)  # as in `evaluate`
+            of_frames = self._lpips_BT(out.target, clipped, jnp.float32)  # as in `evaluate`
             measured["lpips"] = _frame_sums(of_frames, weight_B)
         return measured
 
@@ -384,10 +385,10 @@ class Reconstruction(Model):
         """
         first = {name: rows[:_SAMPLE_CLIPS] for name, rows in batch.items()}
         out = self._outputs(_to_float(first["video"]), first)
-        shown = samples.beside(out.target, jnp.clip(out.reconstruction, 0, 1))
+        images = samples.beside(out.target, jnp.clip(out.reconstruction, 0, 1))
         return {
-            "reconstruction": samples.in_a_row(shown),
-            "clip": samples.moving(shown),
+            "reconstruction": samples.in_a_row(images),
+            "clip": samples.moving(images),
             "latents": samples.grid(out.encoded[:, 0]),
         }
 
@@ -421,9 +422,11 @@ class Reconstruction(Model):
             error_B = distance(out.encoded - out.teacher_latents).mean(across)
             add("encoder_loss", self.teacher.encoder_weight, error_B)
             if self.teacher.encoder_feature_weight:
-                others = out.encoded if self.teacher.decode else out.teacher_latents
-                one, other = (_inside(x) for x in (out.features[0], self.first_features(others)))
-                error_B = distance(one - other).mean(across)
+                latents = out.encoded if self.teacher.decode else out.teacher_latents
+                first, second = (
+                    _inside(x) for x in (out.features[0], self.first_features(latents))
+                )
+                error_B = distance(first - second).mean(across)
                 add("encoder_feature_loss", self.teacher.encoder_feature_weight, error_B)
         if self.teacher is not None and self.projections is not None:
             pairs = zip(self.projections, out.features, out.teacher_features, strict=True)
@@ -432,15 +435,17 @@ class Reconstruction(Model):
         if self.perceptual is not None:
 
             def distance_B() -> jax.Array:
-                given = out.reconstruction, self._dtype
-                return _mean([self._lpips_BT(each, *given).mean(1) for each in out.targets])
+                arguments = out.reconstruction, self._dtype
+                return _mean([self._lpips_BT(each, *arguments).mean(1) for each in out.targets])
 
-            share = self.perceptual.share(batch)
-            if share is None:
+            fraction = self.perceptual.weight_fraction(batch)
+            if fraction is None:
                 add("perceptual_loss", self.perceptual.weight, distance_B())
             else:
-                error_B = lax.cond(share > 0, distance_B, lambda: jnp.zeros_like(batch["weight"]))
-                add("perceptual_loss", self.perceptual.weight * share, error_B)
+                error_B = lax.cond(
+                    fraction > 0, distance_B, lambda: jnp.zeros_like(batch["weight"])
+                )
+                add("perceptual_loss", self.perceptual.weight * fraction, error_B)
         return total, metrics
 
     def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array, dtype: Any) -> jax.Array:

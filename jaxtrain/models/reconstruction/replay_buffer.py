@@ -68,12 +68,12 @@ class ReplayBuffer(nnx.Module):
         """Writes each window of a batch to a slot of its shelf, chosen by a number in [0, 1)."""
         windows = draws_N.size
         chosen_NP = self._chosen(draws_N)
-        parts = (
+        arrays = (
             (self.images, images_NHWC),
             (self.context, context_NhwC),
             (self.filled, jnp.ones_like(draws_N)),
         )
-        for kept, new in parts:
+        for kept, new in arrays:
             shelves = _shelves(kept[...], windows)
             put = new[: shelves.shape[0], None].astype(shelves.dtype)
             after = jnp.where(_wide(chosen_NP, shelves), put, shelves)

@@ -137,9 +137,11 @@ def carry(
         first = into * outputs
         taps_in = taps_in.at[..., first : first + copies * channels].set(0)
         for channel in range(channels):
-            made = slice(first + copies * channel, first + copies * (channel + 1))
+            own_outputs = slice(first + copies * channel, first + copies * (channel + 1))
             for past in range(pool):
-                taps_in = taps_in.at[..., past * inputs + channel, made].set(taps[..., None] / pool)
+                taps_in = taps_in.at[..., past * inputs + channel, own_outputs].set(
+                    taps[..., None] / pool
+                )
     kernel[...] = taps_in
 
 
@@ -164,7 +166,7 @@ def conv_frames(
     """
     b, t, *hwc = x_BTHWC.shape
     x_NHWC, dtype = x_BTHWC.reshape(b * t, *hwc), x_BTHWC.dtype
-    y = convolution.folded_conv(x_NHWC, kernel, lambda parts: fold(parts).astype(dtype), stride)
+    y = convolution.folded_conv(x_NHWC, kernel, lambda weights: fold(weights).astype(dtype), stride)
     if bias is not None:
         y = layers.add_shared(y, bias)
     if skip_BTHWC is not None:
@@ -232,9 +234,9 @@ def _rectified_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.A
     zero = jnp.zeros((), grad.dtype)
     following = lax.pad(grad, zero, ((0, 0, 0), (-1, 1, 0), *((0, 0, 0),) * 3))
     # The barrier makes XLA write both in one pass, before it sums the gradient of the bias.
-    both = lax.optimization_barrier(jnp.concatenate([grad, following], axis=-1))
-    of_frame = both[..., : grad.shape[-1]]
-    return both, per_device.batch_sum(of_frame, 4)
+    grads = lax.optimization_barrier(jnp.concatenate([grad, following], axis=-1))
+    of_frame = grads[..., : grad.shape[-1]]
+    return grads, per_device.batch_sum(of_frame, 4)
 
 
 _rectified.defvjp(_rectified_forward, _rectified_backward)
@@ -252,15 +254,15 @@ class MemoryBlock(nnx.Module):
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """Maps [B, T, H, W, C] to the same shape."""
-        return self._rest(x_BTHWC, self.conv1.rectified(x_BTHWC))
+        return self._after_first(x_BTHWC, self.conv1.rectified(x_BTHWC))
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes further frames; the memory is the previous frame's output for the next."""
         of_frame, left = self.conv1.outputs(x_BTHWC)
-        y = self._rest(x_BTHWC, relu(self.conv1.joined(of_frame, after(memory_B1HWC, left))))
+        y = self._after_first(x_BTHWC, relu(self.conv1.joined(of_frame, after(memory_B1HWC, left))))
         return y, left[:, -1:]
 
-    def _rest(self, x_BTHWC: jax.Array, y_BTHWC: jax.Array) -> jax.Array:
+    def _after_first(self, x_BTHWC: jax.Array, y_BTHWC: jax.Array) -> jax.Array:
         return relu(self.conv3(relu(self.conv2(y_BTHWC)), x_BTHWC))
 
 
@@ -280,13 +282,13 @@ class WideMemoryBlock(nnx.Module):
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """Maps [B, T, H, W, C] to the same shape."""
-        return self._both(x_BTHWC, previous(x_BTHWC))
+        return self._with_past(x_BTHWC, previous(x_BTHWC))
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes further frames; the memory is the previous frame."""
-        return self._both(x_BTHWC, after(memory_B1HWC, x_BTHWC)), x_BTHWC[:, -1:]
+        return self._with_past(x_BTHWC, after(memory_B1HWC, x_BTHWC)), x_BTHWC[:, -1:]
 
-    def _both(self, x_BTHWC: jax.Array, past_BTHWC: jax.Array) -> jax.Array:
+    def _with_past(self, x_BTHWC: jax.Array, past_BTHWC: jax.Array) -> jax.Array:
         stacked = jnp.concatenate([x_BTHWC, past_BTHWC], axis=-1)
         b, t, h, w, c = stacked.shape
         looked = lax.conv_general_dilated(

@@ -30,8 +30,8 @@ _Halving = tuple[jax.Array, jax.Array]
 """A matrix and the kernel that is applied after it."""
 
 
-def _halving(parts: _Halving) -> jax.Array:
-    return folding.after_matrix(*parts)
+def _halving(weights: _Halving) -> jax.Array:
+    return folding.after_matrix(*weights)
 
 
 class EncoderStage(nnx.Module):
@@ -101,8 +101,8 @@ class Encoder(nnx.Module):
         count = first.pool.stride
         assert bias is not None
 
-        def fold(parts: tuple[jax.Array, jax.Array, _Halving]) -> pairs.Pair:
-            kernel, bias, halving = parts
+        def fold(weights: tuple[jax.Array, jax.Array, _Halving]) -> pairs.Pair:
+            kernel, bias, halving = weights
             return pairs.Pair(
                 folding.side_by_side(kernel, count),
                 jnp.tile(bias.astype(jnp.float32), count),
@@ -111,8 +111,8 @@ class Encoder(nnx.Module):
             )
 
         pixels = blocks.grouped(blocks.unshuffle(video_BTHW3, self.patch_size), count)
-        parts = (self.head.kernel[...], bias[...], first.halving())
-        return pairs.by_pair(pixels, parts, fold, 2, remat)
+        weights = (self.head.kernel[...], bias[...], first.halving())
+        return pairs.by_pair(pixels, weights, fold, 2, remat)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
         """Returns the zero memory before the first frame of a video of this size (in pixels)."""
@@ -137,13 +137,13 @@ class DecoderStage(nnx.Module):
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
 
-        def fold(parts: tuple[list[jax.Array], jax.Array]) -> jax.Array:
-            matrices, kernel = parts
+        def fold(weights: tuple[list[jax.Array], jax.Array]) -> jax.Array:
+            matrices, kernel = weights
             kernels = [_enlarging(matrix, kernel) for matrix in matrices]
             return jnp.concatenate(kernels, axis=-1)
 
-        parts = (self.grow.matrices(), self.out.kernel[...])
-        squares = blocks.conv_frames(blocks.bordered(x_BTHWC), parts, fold=fold)
+        weights = (self.grow.matrices(), self.out.kernel[...])
+        squares = blocks.conv_frames(blocks.bordered(x_BTHWC), weights, fold=fold)
         return _unfolded(squares, self.grow.stride)
 
     def carry(self, channels: int) -> None:
@@ -304,8 +304,8 @@ class Decoder(_AnyDecoder):
         assert isinstance(stage, DecoderStage)
         assert self.tail.bias is not None
 
-        def fold(parts: tuple[jax.Array, ...]) -> pairs.Pair:
-            matrix, kernel, last, bias = parts
+        def fold(weights: tuple[jax.Array, ...]) -> pairs.Pair:
+            matrix, kernel, last, bias = weights
             enlarging = _enlarging(matrix, kernel)
             return pairs.Pair(enlarging, None, folding.of_enlarged(last), _last_bias(bias))
 
@@ -313,8 +313,8 @@ class Decoder(_AnyDecoder):
         for matrix, skip in zip(stage.grow.matrices(), skipped, strict=True):
             # XLA would compute the kernel's gradient with a window as large as the frame, if the
             # convolution added the border.
-            frames, parts = blocks.bordered(x_BTHWC[:, skip:]), (matrix, *shared)
-            outputs.append(pairs.by_pair(frames, parts, fold, 1, remat))
+            frames, weights = blocks.bordered(x_BTHWC[:, skip:]), (matrix, *shared)
+            outputs.append(pairs.by_pair(frames, weights, fold, 1, remat))
         return outputs
 
 
@@ -336,14 +336,14 @@ class WideDecoder(_AnyDecoder):
         self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.last_layers`."""
-        stage, least = self.stages[-1], min(skipped)
+        stage, fewest = self.stages[-1], min(skipped)
         assert stage.out.bias is not None
         assert self.tail.bias is not None
 
         def fold(
-            parts: tuple[jax.Array, jax.Array, list[jax.Array], jax.Array, jax.Array],
+            weights: tuple[jax.Array, jax.Array, list[jax.Array], jax.Array, jax.Array],
         ) -> pairs.Pair:
-            kernel, kernel_bias, matrices, last, bias = parts
+            kernel, kernel_bias, matrices, last, bias = weights
             lasts = [folding.of_squares(folding.after_matrix(matrix, last)) for matrix in matrices]
             return pairs.Pair(
                 folding.square_major(kernel),
@@ -352,13 +352,13 @@ class WideDecoder(_AnyDecoder):
                 jnp.tile(_last_bias(bias), len(lasts)),
             )
 
-        parts = (
+        weights = (
             *(stage.out.kernel[...], stage.out.bias[...], stage.grow.matrices()),
             *(self.tail.kernel[...], self.tail.bias[...]),
         )
-        outputs = pairs.by_pair(x_BTHWC[:, least:], parts, fold, 1, remat)
+        outputs = pairs.by_pair(x_BTHWC[:, fewest:], weights, fold, 1, remat)
         of_frames = jnp.split(outputs, stage.grow.stride, axis=-1)
-        return [frame[:, skip - least :] for frame, skip in zip(of_frames, skipped, strict=True)]
+        return [frame[:, skip - fewest :] for frame, skip in zip(of_frames, skipped, strict=True)]
 
 
 def _enlarging(matrix: jax.Array, kernel_33IO: jax.Array) -> jax.Array:
@@ -376,8 +376,8 @@ def _unfolded(x_BTHWC: jax.Array, grow: int) -> jax.Array:
     [B, T, H + 1, W + 1, grow S C] -> [B, T * grow, 2 H, 2 W, C].
     """
     (b, t, h, w, _), up = x_BTHWC.shape, folding.UP
-    pieces = x_BTHWC.reshape(b, t, h, w, grow, up, up, -1)
-    frames = pieces.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
+    squares = x_BTHWC.reshape(b, t, h, w, grow, up, up, -1)
+    frames = squares.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
     return frames[:, :, 1:-1, 1:-1]
 
 

@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 
 Fold = Callable[[Any], Pair]
-"""Builds a pair from its parts; must not close over any arrays but constants."""
+"""Builds a pair from weights; must not close over any arrays but constants."""
 
 # Channels of a pixel that cuDNN reads and writes together: 16 bytes of bfloat16. XLA pads only the
 # channels of float16. On an H100, convolutions from 6 and to 12 channels at full resolution reached
@@ -39,7 +39,7 @@ _UNIT = 8
 
 
 def by_pair(
-    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.VideoRemat
+    x_BTHWC: jax.Array, weights: Any, fold: Fold, stride: int, remat: blocks.VideoRemat
 ) -> jax.Array:
     """Applies a convolution, a ReLU, and a second convolution, each to single frames.
 
@@ -48,7 +48,7 @@ def by_pair(
 
     Args:
         x_BTHWC: the frames.
-        parts: arrays that the pair is folded from. They are gathered once for all frames and kept
+        weights: arrays that the pair is folded from. They are gathered once for all frames and kept
             until the backward pass, since they are small. Their gradients are summed over devices
             in their dtype.
         stride: stride of the second convolution.
@@ -58,19 +58,19 @@ def by_pair(
     """
     apply = _together if remat == "none" or not x_BTHWC.shape[1] else _in_turn
     if per_device.platform() == "cpu":
-        return apply(x_BTHWC, parts, fold, stride)
-    pair = jax.eval_shape(fold, parts)
+        return apply(x_BTHWC, weights, fold, stride)
+    pair = jax.eval_shape(fold, weights)
     if missing := -pair.kernel.shape[2] % _UNIT:
         ones, zeros = (0, 1), (0, missing - 1)
         frames = ((0, 0),) * (x_BTHWC.ndim - 1)
         x_BTHWC = jnp.pad(x_BTHWC, (*frames, ones), constant_values=1)
         x_BTHWC = jnp.pad(x_BTHWC, (*frames, zeros))
     padded = functools.partial(_padded, fold, remat == "none")
-    y_BTHWC = apply(x_BTHWC, parts, padded, stride)
+    y_BTHWC = apply(x_BTHWC, weights, padded, stride)
     return y_BTHWC[..., : pair.next_kernel.shape[3]]
 
 
-def _padded(fold: Fold, at_once: bool, parts: Any) -> Pair:
+def _padded(fold: Fold, at_once: bool, weights: Any) -> Pair:
     """Returns a pair whose first inputs and last outputs are a multiple of `_UNIT` channels.
 
     The first channel that is added to the inputs is 1 in all pixels, and has the bias as its tap in
@@ -78,7 +78,7 @@ def _padded(fold: Fold, at_once: bool, parts: Any) -> Pair:
     frames between the convolutions. Not if frames are computed one after another: the gradient of
     each would be rounded before they are summed.
     """
-    pair = fold(parts)
+    pair = fold(weights)
     if missing := -pair.kernel.shape[2] % _UNIT:
         more = jnp.zeros((*pair.kernel.shape[:2], missing, pair.kernel.shape[3]), pair.kernel.dtype)
         if pair.bias is not None and at_once:
@@ -109,25 +109,25 @@ def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _together(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+def _together(x_BTHWC: jax.Array, weights: Any, fold: Fold, stride: int) -> jax.Array:
     """Computes :func:`by_pair` for all frames and keeps the result between the convolutions."""
-    return _together_kept(x_BTHWC, parts, fold, stride)[0]
+    return _together_kept(x_BTHWC, weights, fold, stride)[0]
 
 
 def _together_kept(
-    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int
+    x_BTHWC: jax.Array, weights: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, jax.Array]:
-    pair = fold(parts)
+    pair = fold(weights)
     between = _rectified(_first(x_BTHWC, pair), pair)
     return _second(between, pair, stride), between
 
 
 def _together_forward(
-    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+    x_BTHWC: CustomVJPPrimal, weights: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array], Any, Wanted]]:
-    x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, weights))
     outputs, between = _together_kept(x, values, fold, stride)
-    return outputs, ((x, between), values, _wanted(x_BTHWC, parts))
+    return outputs, ((x, between), values, _wanted(x_BTHWC, weights))
 
 
 def _together_backward(
@@ -136,16 +136,16 @@ def _together_backward(
     kept: tuple[tuple[jax.Array, jax.Array], Any, Wanted],
     grad_BTHWC: jax.Array,
 ) -> tuple[jax.Array | None, Any]:
-    (x_BTHWC, between), parts, wanted = kept
+    (x_BTHWC, between), weights, wanted = kept
     if isinstance(grad_BTHWC, SymbolicZero):
         return None, None
 
-    def gradients(rows: tuple[jax.Array, ...], parts: Any) -> tuple[jax.Array | None, Any]:
+    def gradients(rows: tuple[jax.Array, ...], weights: Any) -> tuple[jax.Array | None, Any]:
         x, between, grad = rows
-        pair, unfold = jax.vjp(fold, parts)
-        both = Wanted(of_rows=True, of_shared=wanted.of_shared)
+        pair, unfold = jax.vjp(fold, weights)
+        with_rows = Wanted(of_rows=True, of_shared=wanted.of_shared)
         grad_between, *of_second = _of_convolution(
-            between, pair.next_kernel, pair.next_bias, grad, stride, both
+            between, pair.next_kernel, pair.next_bias, grad, stride, with_rows
         )
         assert grad_between is not None
         (grad_y,) = blocks.relu_backward(between, grad_between)
@@ -154,14 +154,14 @@ def _together_backward(
             return grad_x, None
         return grad_x, unfold(Pair(*of_first, *of_second))[0]
 
-    return per_device.at_once(gradients, (x_BTHWC, between, grad_BTHWC), parts)
+    return per_device.at_once(gradients, (x_BTHWC, between, grad_BTHWC), weights)
 
 
 _together.defvjp(_together_forward, _together_backward, symbolic_zeros=True)
 
 
-def _wanted(x_BTHWC: CustomVJPPrimal, parts: Any) -> Wanted:
-    leaves = jax.tree.leaves(parts, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal))
+def _wanted(x_BTHWC: CustomVJPPrimal, weights: Any) -> Wanted:
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal))
     return Wanted(x_BTHWC.perturbed, any(leaf.perturbed for leaf in leaves))
 
 
@@ -194,12 +194,12 @@ def _of_convolution(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+def _in_turn(x_BTHWC: jax.Array, weights: Any, fold: Fold, stride: int) -> jax.Array:
     """Computes :func:`by_pair` and keeps only the arguments for the backward pass.
 
     Without the barriers the compiler computes all frames at once when it finds enough memory.
     """
-    pair, outputs = fold(parts), list[jax.Array]()
+    pair, outputs = fold(weights), list[jax.Array]()
     for frame in _frames(x_BTHWC):
         if outputs:
             frame, outputs[-1] = lax.optimization_barrier((frame, outputs[-1]))
@@ -208,9 +208,9 @@ def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Arr
 
 
 def _in_turn_forward(
-    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+    x_BTHWC: CustomVJPPrimal, weights: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, tuple[jax.Array, Any, Wanted]]:
-    x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, weights))
     # No model trains the layers before a pair without training the pair.
     return _in_turn(x, values, fold, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
 
@@ -218,16 +218,16 @@ def _in_turn_forward(
 def _in_turn_backward(
     fold: Fold, stride: int, kept: tuple[jax.Array, Any, Wanted], grad_BTHWC: jax.Array
 ) -> tuple[jax.Array | None, Any]:
-    x_BTHWC, parts, wanted = kept
+    x_BTHWC, weights, wanted = kept
     if isinstance(grad_BTHWC, SymbolicZero):
         return None, None
 
-    def gradients(rows: tuple[jax.Array, jax.Array], parts: Any) -> tuple[jax.Array | None, Any]:
-        pair, unfold = jax.vjp(fold, parts)
+    def gradients(rows: tuple[jax.Array, jax.Array], weights: Any) -> tuple[jax.Array | None, Any]:
+        pair, unfold = jax.vjp(fold, weights)
         grad_x, grad_pair = _gradients(rows, pair, stride=stride, wanted=wanted)
         return grad_x, unfold(grad_pair)[0]
 
-    return per_device.at_once(gradients, (x_BTHWC, grad_BTHWC), parts)
+    return per_device.at_once(gradients, (x_BTHWC, grad_BTHWC), weights)
 
 
 def _gradients(
@@ -280,16 +280,16 @@ def _frames(x_BTHWC: jax.Array) -> list[jax.Array]:
     return jnp.split(x_BTHWC, frames, axis=1) if frames else []
 
 
-def interleaved(parts: Sequence[jax.Array], first: int) -> jax.Array:
-    """Interleaves frames: frame i is the next frame of part i modulo the number of parts.
+def interleaved(sequences: Sequence[jax.Array], first: int) -> jax.Array:
+    """Interleaves frames: frame i is the next one of sequence i modulo their number.
 
     Args:
-        parts: arrays [B, n, H, W, C].
-        first: number of the first frame that the parts contain.
+        sequences: arrays [B, n, H, W, C].
+        first: number of the first frame that they contain.
     """
-    if len(parts) == 1:
-        return parts[0]
-    following = [iter(_frames(part)) for part in parts]
-    count = sum(part.shape[1] for part in parts)
-    frames = [next(following[n % len(parts)]) for n in range(first, first + count)]
+    if len(sequences) == 1:
+        return sequences[0]
+    following = [iter(_frames(sequence)) for sequence in sequences]
+    count = sum(sequence.shape[1] for sequence in sequences)
+    frames = [next(following[n % len(sequences)]) for n in range(first, first + count)]
     return jnp.concatenate(frames, axis=1)

@@ -159,7 +159,7 @@ _NAMES = {
 def _trim_by_name(name: str) -> str | None:
     """Returns the value of ``trim`` of published weights, by the name of their file."""
     file = Path(name).name
-    return next((trim for part, trim in _NAMES.items() if part in file), None)
+    return next((trim for fragment, trim in _NAMES.items() if fragment in file), None)
 
 
 def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[bool]:
@@ -174,8 +174,8 @@ def _strides(tensors: Tensors, name: str, layers: list[str], axis: int) -> list[
         if kernel is None or kernel.ndim != 4 or not kernel.size:
             strides.append(False)  # from_weights lists it
             continue
-        frames, rest = divmod(kernel.shape[axis], kernel.shape[1 - axis])
-        if rest or frames not in (1, 2):
+        frames, remainder = divmod(kernel.shape[axis], kernel.shape[1 - axis])
+        if remainder or frames not in (1, 2):
             raise InputError(
                 f"{name} does not have weights of TAEHV: {layer} has shape {kernel.shape}, whose "
                 "first two dimensions are not 1:1, 1:2, or 2:1"

@@ -183,8 +183,8 @@ class Conv(nnx.Module):
 def _stacked(x_BTHWC: jax.Array, count: int, stride: int = 1) -> jax.Array:
     """Stacks every `stride`-th run of successive frames as channels, the oldest frame first."""
     runs = (x_BTHWC.shape[1] - count) // stride + 1
-    parts = [x_BTHWC[:, first : first + runs * stride : stride] for first in range(count)]
-    return jnp.concatenate(parts, axis=-1)
+    slices = [x_BTHWC[:, first : first + runs * stride : stride] for first in range(count)]
+    return jnp.concatenate(slices, axis=-1)
 
 
 class Norm(nnx.Module):
@@ -288,9 +288,9 @@ class Up(nnx.Module):
         x, left = x_BTHWC, ()
         if self.time_conv is not None:
             # The first frame of a video stays one, and the others do not see it.
-            alone, rest = (x[:, :1], x[:, 1:]) if memory is None else (x[:, :0], x)
-            grown, left = self.time_conv.step(rest, memory)
-            b, t, h, w, c = rest.shape
+            alone, others = (x[:, :1], x[:, 1:]) if memory is None else (x[:, :0], x)
+            grown, left = self.time_conv.step(others, memory)
+            b, t, h, w, c = others.shape
             grown = grown.reshape(b, t, h, w, 2, c).transpose(0, 1, 4, 2, 3, 5)
             x = jnp.concatenate([alone, grown.reshape(b, 2 * t, h, w, c)], axis=1)
         return self.resample(jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3)), left
@@ -459,8 +459,8 @@ class Decoder(nnx.Module):
         x, left = self.middle(x_BTHWC, body)
         features = [x]
         for blocks in (self.up_blocks[:1], self.up_blocks[1:]):
-            done = len(left)
-            x, kept = _run(blocks, x, None if body is None else body[done:], self.remat)
+            offset = len(left)
+            x, kept = _run(blocks, x, None if body is None else body[offset:], self.remat)
             left += kept
             features.append(x)
         if not self.whole:
@@ -578,9 +578,9 @@ def in_chunks(
 
         memory, ys = lax.scan(body, memory, jnp.moveaxis(chunks, 1, 0))
         outputs.append(jax.tree.map(joined, ys))
-    if (rest := x_BTHWC[:, 1 + count * size :]).shape[1]:
-        outputs.append(run(wide, rest, memory)[0])
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *outputs)
+    if (last_frames := x_BTHWC[:, 1 + count * size :]).shape[1]:
+        outputs.append(run(wide, last_frames, memory)[0])
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *outputs)
 
 
 def start(network: nnx.Module, rngs: nnx.Rngs, remat: Remat) -> None:
@@ -638,8 +638,8 @@ def table(
     return WeightTable(rows=tuple(rows)), shapes
 
 
-# Parts of the names in Wan's own files, for the same parts in diffusers.
-_OWN_PARTS = {
+# Segments of the names in Wan's own files, for those in diffusers.
+_OWN_SEGMENTS = {
     "conv_in": "conv1",
     "norm_out": "head.0",
     "conv_out": "head.2",
@@ -662,17 +662,17 @@ def own_name(name: str, version: Version) -> str:
     inside = r"\.(?:resnets\.(\d)|(?:down|up)samplers?(?:\.0)?)"
     block = re.fullmatch(rf"(.*)(down|up)_blocks\.(\d+)({inside})?(\..*)", name)
     if block is not None:
-        start, way, number, inner, layer, rest = block.groups()
+        start, way, number, inner, layer, suffix = block.groups()
         last = _BLOCKS + (way == "up")  # the layer that changes the size
         at = last if layer is None else int(layer)
         if version == "wan2.2":
             place = f"{number}.{way}samples.{at}"
         else:  # in diffusers, too, the encoder has one list
             place = str((last + 1) * int(number) + at) if inner else number
-        name = f"{start}{way}samples.{place}{rest}"
+        name = f"{start}{way}samples.{place}{suffix}"
     name = name.replace("mid_block.attentions.0", "middle.1")
-    name = re.sub(r"mid_block\.resnets\.(\d)", lambda part: f"middle.{2 * int(part[1])}", name)
-    return ".".join(_OWN_PARTS.get(part, part) for part in name.split("."))
+    name = re.sub(r"mid_block\.resnets\.(\d)", lambda match: f"middle.{2 * int(match[1])}", name)
+    return ".".join(_OWN_SEGMENTS.get(segment, segment) for segment in name.split("."))
 
 
 def _layout(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Layout:
@@ -696,8 +696,8 @@ def read(
     Returns:
         Dotted path in :class:`WanVae` -> float32 array.
     """
-    what = f"{field}={folder}"
-    settings = _settings(folder, what)
+    source = f"{field}={folder}"
+    settings = _settings(folder, source)
     near = next(
         (
             f"--model.teacher.network {version} --model.latent_channels {known.latent_channels} "
@@ -707,45 +707,45 @@ def read(
         ),
         None,
     )
-    _check_sizes(settings, sizes, decodes, what, near)
+    _check_sizes(settings, sizes, decodes, source, near)
     arrays = {
-        name: _statistics(settings, name, sizes.latent_channels, what).astype(np.float32)
+        name: _statistics(settings, name, sizes.latent_channels, source).astype(np.float32)
         for name in ("latents_mean", "latents_std")
     }
     if not (arrays["latents_std"] > 0).all():
-        raise InputError(f"{what}: latents_std in its {SETTINGS} has values of 0 or less")
+        raise InputError(f"{source}: latents_std in its {SETTINGS} has values of 0 or less")
     paths = tensor_files.of_folder(folder, ARRAYS)
     if not paths:
         raise InputError(
-            f"{what} has no weights: it lacks {ARRAYS} and {ARRAYS}{tensor_files.INDEX}; pass a "
+            f"{source} has no weights: it lacks {ARRAYS} and {ARRAYS}{tensor_files.INDEX}; pass a "
             "folder with one of them (pickled files, such as .bin, are not read)"
         )
     tensors: dict[str, np.ndarray] = {}
     for path in paths:
         tensors |= tensor_files.read(path, lambda name: decodes or name.startswith(_ENCODING))[0]
     names, shapes = table(sizes, decodes=decodes)
-    return arrays | names.inward(tensors, shapes, what, "Download the folder again")
+    return arrays | names.inward(tensors, shapes, source, "Download the folder again")
 
 
-def _settings(folder: Path, what: str) -> Mapping[str, Any]:
+def _settings(folder: Path, source: str) -> Mapping[str, Any]:
     path = folder / SETTINGS
     if folder.is_file():
         raise InputError(
-            f"{what} is a file: pass a folder of {CLASS}, which `import` and then `export --format "
-            "hf` make of a weights file of Wan's autoencoder"
+            f"{source} is a file: pass a folder of {CLASS}, which `import` and then `export "
+            "--format hf` make of a weights file of Wan's autoencoder"
         )
     if not path.is_file():
         below = folder / "vae"
         near = f"pass {below}" if (below / SETTINGS).is_file() else f"pass a folder of {CLASS}"
-        raise InputError(f"{what} has no {SETTINGS}: {near}")
+        raise InputError(f"{source} has no {SETTINGS}: {near}")
     try:
         settings = atomic.read_json(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{what}: its {SETTINGS} cannot be read: {error}") from error
+        raise InputError(f"{source}: its {SETTINGS} cannot be read: {error}") from error
     kind = settings.get("_class_name")
     if kind != CLASS:
         raise InputError(
-            f"{what} has the class {errors.short_repr(kind)}: pass a folder of {CLASS}"
+            f"{source} has the class {errors.short_repr(kind)}: pass a folder of {CLASS}"
         )
     return settings
 
@@ -797,25 +797,27 @@ def to_settings(
     }
 
 
-def from_settings(settings: Mapping[str, Any], what: str) -> tuple[Architecture, list[list[float]]]:
+def from_settings(
+    settings: Mapping[str, Any], source: str
+) -> tuple[Architecture, list[list[float]]]:
     """Returns the sizes of the network of a config.json, and the statistics of its latents."""
     version: Version = "wan2.2" if settings.get("is_residual") is True else "wan2.1"
     usual = VERSIONS["wan2.1"]  # what diffusers uses for missing entries
     base = settings.get("base_dim", usual.width)
-    given = {
+    entries = {
         "base_dim": base,
         "decoder_base_dim": settings.get("decoder_base_dim") or base,
         "z_dim": settings.get("z_dim", usual.latent_channels),
     }
     width, decoder_width, channels = (
-        bounds.entry(given, name, bounds.Bounds(least=1, most=4096), what) for name in given
+        bounds.entry(entries, name, bounds.Bounds(least=1, most=4096), source) for name in entries
     )
     sizes = dataclasses.replace(
         VERSIONS[version], width=width, decoder_width=decoder_width, latent_channels=channels
     )
-    _check_sizes(settings, sizes, True, what)
+    _check_sizes(settings, sizes, True, source)
     return sizes, [
-        _statistics(settings, name, channels, what).tolist()
+        _statistics(settings, name, channels, source).tolist()
         for name in ("latents_mean", "latents_std")
     ]
 
@@ -824,12 +826,12 @@ def _check_sizes(
     settings: Mapping[str, Any],
     sizes: Architecture,
     decodes: bool,
-    what: str,
+    source: str,
     near: str | None = None,
 ) -> None:
     if differing := _differing(settings, sizes, decodes):
         near = near or f"the folder of {sizes.version}'s autoencoder"
-        raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
+        raise InputError(f"{source} has another network ({', '.join(differing)}): pass {near}")
 
 
 def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) -> list[str]:
@@ -868,12 +870,12 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
     ]
 
 
-def _statistics(settings: Mapping[str, Any], name: str, count: int, what: str) -> np.ndarray:
+def _statistics(settings: Mapping[str, Any], name: str, count: int, source: str) -> np.ndarray:
     values = settings.get(name)
     if (
         not isinstance(values, list)
         or len(values) != count
         or not all(isinstance(value, int | float) and math.isfinite(value) for value in values)
     ):
-        raise InputError(f"{what}: {name} in its {SETTINGS} is not a list of {count} numbers")
+        raise InputError(f"{source}: {name} in its {SETTINGS} is not a list of {count} numbers")
     return np.array(values)

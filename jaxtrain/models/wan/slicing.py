@@ -61,11 +61,13 @@ class _Wiring:
         writes: dotted path -> spaces of equal parts of the output; none likewise.
     """
 
-    def __init__(self, name: str, part: Any, sizes: Architecture) -> None:
+    def __init__(self, name: str, coder: Any, sizes: Architecture) -> None:
         self.name = name
-        layers = {".".join(map(str, (name, *path))): one for path, one in nnx.iter_modules(part)}
-        self.convs = {path: one for path, one in layers.items() if isinstance(one, Conv)}
-        self.norms = {path: one for path, one in layers.items() if isinstance(one, Norm)}
+        layers = {
+            ".".join(map(str, (name, *path))): layer for path, layer in nnx.iter_modules(coder)
+        }
+        self.convs = {path: layer for path, layer in layers.items() if isinstance(layer, Conv)}
+        self.norms = {path: layer for path, layer in layers.items() if isinstance(layer, Norm)}
         self.reads: dict[str, Space] = {}
         self.writes: dict[str, tuple[Space, ...]] = {}
         self.attentions: list[str] = []
@@ -73,13 +75,13 @@ class _Wiring:
         x = Space(name, 2 if name == "decoder" and sizes.residual else 1)
         self.writes[f"{name}.conv_in"] = (x,)
         if name == "decoder":
-            x = self._block(f"{name}.mid_block", part.mid_block, x)
+            x = self._block(f"{name}.mid_block", coder.mid_block, x)
         encoder = name == "encoder"
         down_or_up = f"{name}.down_blocks" if encoder else f"{name}.up_blocks"
-        for number, block in enumerate(part.down_blocks if encoder else part.up_blocks):
+        for number, block in enumerate(coder.down_blocks if encoder else coder.up_blocks):
             x = self._block(f"{down_or_up}.{number}", block, x)
         if name == "encoder":
-            x = self._block(f"{name}.mid_block", part.mid_block, x)
+            x = self._block(f"{name}.mid_block", coder.mid_block, x)
         self.reads |= dict.fromkeys((f"{name}.norm_out", f"{name}.conv_out"), x)
 
     def units(self, tie: str) -> int:
@@ -122,7 +124,7 @@ class _Wiring:
                 return self._block(f"{path}.resnets.1", block.resnets[1], x)
             case network.Down() | network.Up():
                 return self._resize(path, block, x, Space(path))
-        given, resnets = x, block.resnets
+        input_space, resnets = x, block.resnets
         for number, resnet in enumerate(resnets):
             x = self._block(f"{path}.resnets.{number}", resnet, x)
         if isinstance(block, network.UpBlock) and block.upsamplers:
@@ -132,7 +134,7 @@ class _Wiring:
         if resize is None:
             return x
         inputs = resnets[0].norm1.gamma.shape[0]
-        out = Space(given.tie, given.per * block.outputs // inputs)  # the skip's
+        out = Space(input_space.tie, input_space.per * block.outputs // inputs)  # the skip's
         return self._resize(f"{path}.{'down' if down else 'up'}sampler", resize, x, out)
 
     def _resize(self, path: str, layer: Any, x: Space, out: Space) -> Space:
@@ -170,24 +172,24 @@ def sliced(
     narrow = {name for name, (wide, width) in widths.items() if width < wide}
     if not narrow:
         return result
-    parts = {"encoder": network.Encoder, "decoder": network.Decoder}
+    coders = {"encoder": network.Encoder, "decoder": network.Decoder}
     wirings = {
-        name: _Wiring(name, nnx.eval_shape(lambda part=part: part(theirs)), theirs)
-        for name, part in parts.items()
+        name: _Wiring(name, nnx.eval_shape(lambda build=build: build(theirs)), theirs)
+        for name, build in coders.items()
     }
     if "decoder" not in narrow:
         del wirings["decoder"]
-    seen = _observed(theirs, params, wirings)
+    statistics = _observed(theirs, params, wirings)
     for name in narrow:
         wide, width = widths[name]
-        result |= _sliced(wirings[name], params, seen, (width, wide), choice, rebuild)
+        result |= _sliced(wirings[name], params, statistics, (width, wide), choice, rebuild)
     return result
 
 
 def _sliced(
     wiring: _Wiring,
     params: Tensors,
-    seen: Mapping[str, np.ndarray],
+    statistics: Mapping[str, np.ndarray],
     scale: tuple[int, int],
     choice: Choice,
     rebuild: bool,
@@ -196,7 +198,7 @@ def _sliced(
     for tie in wiring.ties:
         units = wiring.units(tie)
         count = units * scale[0] // scale[1]
-        readers = list(_readers(wiring, tie, params, seen))
+        readers = list(_readers(wiring, tie, params, statistics))
         kept[tie] = (
             _best(units, count, readers)
             if choice == "rebuild"
@@ -208,7 +210,7 @@ def _sliced(
 
     def of_kept(path: str, space: Space) -> np.ndarray:
         """Returns [kept, all]: what each kept channel stands for."""
-        return _rebuilding(seen[path], channels(space), rebuild)
+        return _rebuilding(statistics[path], channels(space), rebuild)
 
     result = {}
     for path, conv in wiring.convs.items():
@@ -218,8 +220,10 @@ def _sliced(
         if path in wiring.reads:
             kernel = of_kept(path, wiring.reads[path]) @ kernel
         if writes := wiring.writes.get(path):
-            part = outputs // len(writes)
-            index = np.concatenate([n * part + channels(one) for n, one in enumerate(writes)])
+            width = outputs // len(writes)
+            index = np.concatenate(
+                [n * width + channels(written) for n, written in enumerate(writes)]
+            )
             kernel, bias = kernel[..., index], bias[index]
         result[f"{path}.kernel"] = kernel.reshape(rows, columns, -1, kernel.shape[-1])
         result[f"{path}.bias"] = bias
@@ -234,7 +238,7 @@ def _sliced(
     for path in wiring.norms:
         index = channels(wiring.reads[path])
         # The kept channels' mean square differs from that of all.
-        change = math.sqrt(seen[path][index].mean() / seen[path].mean())
+        change = math.sqrt(statistics[path][index].mean() / statistics[path].mean())
         result[f"{path}.gamma"] = params[f"{path}.gamma"][index] * change
     return {name: np.asarray(array, np.float32) for name, array in result.items()}
 
@@ -248,17 +252,17 @@ class _Reader(NamedTuple):
 
 
 def _readers(
-    wiring: _Wiring, tie: str, params: Tensors, seen: Mapping[str, np.ndarray]
+    wiring: _Wiring, tie: str, params: Tensors, statistics: Mapping[str, np.ndarray]
 ) -> Iterator[_Reader]:
     for path, conv in wiring.convs.items():
         space = wiring.reads.get(path)
         if space is not None and space.tie == tie:
             kernel = params[f"{path}.kernel"]
             kernel = kernel.reshape(-1, kernel.shape[2] // conv.frames, kernel.shape[3])
-            yield _Reader(space.per, seen[path], np.einsum("tio,tjo->ij", kernel, kernel))
+            yield _Reader(space.per, statistics[path], np.einsum("tio,tjo->ij", kernel, kernel))
     for path in wiring.attentions:
         if wiring.writes[f"{path}.to_qkv"][0].tie == tie:
-            queries, keys = (seen[f"{path}.{name}"] for name in ("queries", "keys"))
+            queries, keys = (statistics[f"{path}.{name}"] for name in ("queries", "keys"))
             yield from (_Reader(1, queries, keys), _Reader(1, keys, queries))
 
 
@@ -270,23 +274,25 @@ def _best(units: int, count: int, readers: list[_Reader]) -> np.ndarray:
     """
     state = []
     for per, products, weight in readers:
-        rest = products.astype(np.float64)
+        residual = products.astype(np.float64)
         weight = weight.astype(np.float64)
-        rest = rest / max(float((weight * rest).sum()), np.finfo(float).tiny)
-        state.append((per, rest, weight, weight @ rest, _NOISE * rest.trace() / len(rest)))
+        residual = residual / max(float((weight * residual).sum()), np.finfo(float).tiny)
+        state.append(
+            (per, residual, weight, weight @ residual, _NOISE * residual.trace() / len(residual))
+        )
     chosen = np.zeros(units, bool)
     for _ in range(count):
         gain = np.zeros(units)
-        for per, rest, _, weighted, least in state:
-            alone = np.einsum("ij,ji->i", rest, weighted)
-            gain += (alone / np.maximum(rest.diagonal(), least)).reshape(units, per).sum(1)
+        for per, residual, _, weighted, floor in state:
+            alone = np.einsum("ij,ji->i", residual, weighted)
+            gain += (alone / np.maximum(residual.diagonal(), floor)).reshape(units, per).sum(1)
         unit = int(np.argmax(np.where(chosen, -np.inf, gain)))
         chosen[unit] = True
-        for per, rest, weight, weighted, least in state:
+        for per, residual, weight, weighted, floor in state:
             for channel in range(unit * per, (unit + 1) * per):
-                if rest[channel, channel] > least:
-                    direction = rest[channel] / math.sqrt(rest[channel, channel])
-                    rest -= np.outer(direction, direction)
+                if residual[channel, channel] > floor:
+                    direction = residual[channel] / math.sqrt(residual[channel, channel])
+                    residual -= np.outer(direction, direction)
                     weighted -= np.outer(weight @ direction, direction)
     return np.flatnonzero(chosen)
 
@@ -296,9 +302,9 @@ def _norms(wiring: _Wiring, tie: str, units: int, params: Tensors) -> np.ndarray
     norms = np.zeros(units)
     for path, spaces in wiring.writes.items():
         squares = np.square(params[f"{path}.kernel"]).sum((0, 1, 2))
-        for space, part in zip(spaces, np.split(squares, len(spaces)), strict=True):
+        for space, of_space in zip(spaces, np.split(squares, len(spaces)), strict=True):
             if space.tie == tie:
-                norms += part.reshape(units, space.per).sum(1)
+                norms += of_space.reshape(units, space.per).sum(1)
     return norms
 
 
@@ -307,14 +313,14 @@ def _rebuilding(products: np.ndarray, kept: np.ndarray, rebuild: bool) -> np.nda
 
     Without a constant, so that the zeros around a frame stay zeros.
     """
-    every = np.zeros((len(kept), len(products)))
+    solution = np.zeros((len(kept), len(products)))
     if rebuild:
         products = products.astype(np.float64)
-        least = _RIDGE * max(products.trace() / len(products), np.finfo(float).tiny)
-        inner = products[np.ix_(kept, kept)] + least * np.eye(len(kept))
-        every = np.linalg.solve(inner, products[kept])
-    every[:, kept] = np.eye(len(kept))
-    return every
+        ridge = _RIDGE * max(products.trace() / len(products), np.finfo(float).tiny)
+        inner = products[np.ix_(kept, kept)] + ridge * np.eye(len(kept))
+        solution = np.linalg.solve(inner, products[kept])
+    solution[:, kept] = np.eye(len(kept))
+    return solution
 
 
 def _observed(
@@ -332,18 +338,20 @@ def _observed(
 
     @jax.jit
     def run(params: Any, video_BTHW3: jax.Array) -> dict[str, jax.Array]:
-        found: dict[str, jax.Array] = {}
+        statistics: dict[str, jax.Array] = {}
 
         class WatchedConv(Conv):
             path: str
 
             def __call__(self, x_BTHWC: jax.Array, stride: int = 1) -> jax.Array:
                 y = super().__call__(x_BTHWC, stride)
-                found[self.path] = products(jnp.split(x_BTHWC, self.frames, axis=-1)[-1])
+                statistics[self.path] = products(jnp.split(x_BTHWC, self.frames, axis=-1)[-1])
                 if self.path.endswith(".to_qkv"):
                     queries, keys, _ = jnp.split(y, 3, axis=-1)
                     start = self.path.removesuffix("to_qkv")
-                    found[f"{start}queries"], found[f"{start}keys"] = map(products, (queries, keys))
+                    statistics[f"{start}queries"], statistics[f"{start}keys"] = map(
+                        products, (queries, keys)
+                    )
                 return y
 
         class WatchedNorm(Norm):
@@ -352,22 +360,22 @@ def _observed(
             def __call__(self, x_BTHWC: jax.Array, activate: bool = True) -> jax.Array:
                 squares = jnp.square(x_BTHWC.astype(jnp.float32))
                 mean = jnp.maximum(squares.mean(-1, keepdims=True), 1e-24)
-                found[self.path] = (squares / mean).sum((0, 1, 2, 3))
+                statistics[self.path] = (squares / mean).sum((0, 1, 2, 3))
                 return super().__call__(x_BTHWC, activate)
 
-        def watched(name: str, part: Any) -> Any:
-            graph, state = nnx.split(part)
+        def watched(name: str, coder: Any) -> Any:
+            graph, state = nnx.split(coder)
             leaves = [
                 (path, leaf.replace(params[".".join(map(str, (name, *path)))]))
                 for path, leaf in nnx.to_flat_state(state)
             ]
-            part = nnx.merge(graph, nnx.from_flat_state(leaves))
-            for path, one in list(nnx.iter_modules(part)):
-                if isinstance(one, Conv | Norm):
-                    layer: Any = one
-                    layer.__class__ = WatchedConv if isinstance(one, Conv) else WatchedNorm
+            coder = nnx.merge(graph, nnx.from_flat_state(leaves))
+            for path, module in list(nnx.iter_modules(coder)):
+                if isinstance(module, Conv | Norm):
+                    layer: Any = module
+                    layer.__class__ = WatchedConv if isinstance(module, Conv) else WatchedNorm
                     layer.path = ".".join(map(str, (name, *path)))
-            return part
+            return coder
 
         encoder = watched("encoder", nnx.eval_shape(lambda: network.Encoder(sizes)))
         patches = network.to_patches(video_BTHW3, sizes.patch_size, jnp.dtype("float32"))
@@ -375,7 +383,7 @@ def _observed(
         if "decoder" in wirings:
             decoder = watched("decoder", nnx.eval_shape(lambda: network.Decoder(sizes)))
             decoder.step(jnp.split(moments, 2, axis=-1)[0], None)
-        return found
+        return statistics
 
     side = _LATENTS * sizes.space_factor
     pixels = network.latent_frames(_FRAMES) * _LATENTS**2
@@ -383,8 +391,8 @@ def _observed(
     own = {name: array for name, array in params.items() if name.startswith(tuple(wirings))}
     sums: dict[str, np.ndarray] = {}
     for seed in range(count):
-        found = run(own, jnp.asarray(_clip(seed, side))[None])
-        for path, array in jax.device_get(found).items():
+        statistics = run(own, jnp.asarray(_clip(seed, side))[None])
+        for path, array in jax.device_get(statistics).items():
             sums[path] = sums.get(path, 0) + array.astype(np.float64)
     return sums
 

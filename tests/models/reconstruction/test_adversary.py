@@ -154,9 +154,9 @@ def test_before_it_begins_it_does_nothing(parts: Parts) -> None:
 )
 def test_the_weight_rises_from_its_first_step(start: int, ramp: int, shares: list[Any]) -> None:
     loss = video_ae.Adversary(start_step=start, ramp_steps=ramp)
-    found = [loss.share({"step": jnp.full(3, done, jnp.uint32)}) for done in range(6)]
+    found = [loss.weight_fraction({"step": jnp.full(3, done, jnp.uint32)}) for done in range(6)]
     assert [None if share is None else float(share) for share in found] == shares
-    assert loss.share({}) is None  # validations
+    assert loss.weight_fraction({}) is None  # validations
     if any(shares):
         full = 1 + next(done for done, share in enumerate(shares) if share == 1)
         assert loss.begins() == [
