@@ -28,12 +28,12 @@ from jaxtrain.telemetry import formats
 _MIB = 2**20
 
 # "unknown": it cannot be read now, or another version wrote it.
-Verdict = Literal["verified", "damaged", "unknown"]
-_VERDICT_WORDS = {"verified": "verified", "damaged": "DAMAGED", "unknown": "UNKNOWN"}
+Integrity = Literal["verified", "damaged", "unknown"]
+_INTEGRITY_TEXTS = {"verified": "verified", "damaged": "DAMAGED", "unknown": "UNKNOWN"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckpointStatus:
     """A checkpoint, intact or not.
 
     Attributes:
@@ -49,7 +49,7 @@ class Finding:
     saved: str | None
     examples_seen: int | None
     bytes: int
-    verdict: Verdict
+    verdict: Integrity
     why: str
     milestone: bool
 
@@ -76,11 +76,11 @@ def main(flags: commands.Checkpoints) -> int:
         holder = lock.holder(run)
     saved = CheckpointCandidates(run)
     try:
-        findings = list(_findings(saved, damaged))
+        statuses = list(_statuses(saved, damaged))
         taken, outlook = _resume(saved)
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
-    terminal.out(_table(findings))
+    terminal.out(_table(statuses))
     if aside := run_files.describe_aside(CheckpointStore(Folder(run))):
         command = f"{invocation.program()} checkpoints {shlex.quote(location)} --prune"
         terminal.out(f"{aside}; to delete them: {command}")
@@ -94,12 +94,12 @@ def main(flags: commands.Checkpoints) -> int:
     if flags.json:
         content = {
             "directory": str(run),
-            "checkpoints": [dataclasses.asdict(finding) for finding in findings],
+            "checkpoints": [dataclasses.asdict(status) for status in statuses],
             "latest": None if taken is None else str(taken),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    counted = [finding for finding in findings if finding.path.partition("/")[0] in KINDS]
-    return 1 if any(finding.verdict != "verified" for finding in counted) else 0
+    counted = [status for status in statuses if status.path.partition("/")[0] in KINDS]
+    return 1 if any(status.verdict != "verified" for status in counted) else 0
 
 
 def _prune(run: Path) -> None:
@@ -166,7 +166,9 @@ def _resume(saved: CheckpointCandidates) -> tuple[Path | None, str]:
     return None, f"--resume latest would {then}: no checkpoint can be used"
 
 
-def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterator[Finding]:
+def _statuses(
+    saved: CheckpointCandidates, damaged: Mapping[str, str]
+) -> Iterator[CheckpointStatus]:
     """Yields the checkpoints of a run, the oldest of each folder first.
 
     Args:
@@ -178,13 +180,13 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
     for pointer_name in list(disk.pointers()):
         path, name = saved.directory / pointer_name, pointer_name.removesuffix(".json")
         aside = pointer.is_aside(path)
-        verdict, why = _verdict(saved, path)
+        integrity, why = _integrity(saved, path)
         if name in damaged:
-            verdict, why = "damaged", damaged[name]
+            integrity, why = "damaged", damaged[name]
         if aside:
             why = disk.why_aside(path.stem) or why
             if why.startswith(DAMAGED):
-                verdict = "damaged"
+                integrity = "damaged"
         if not path.exists():  # a run that is active has deleted it
             continue
         step = pointer.step_in(pointer_name)
@@ -192,19 +194,19 @@ def _findings(saved: CheckpointCandidates, damaged: Mapping[str, str]) -> Iterat
             record = pointer.read(path)
         except (Damaged, InputError):
             record = None
-        yield Finding(
+        yield CheckpointStatus(
             path=name,
             step=step,
             saved=None if record is None else record.saved.replace("T", " ").removesuffix("Z"),
             examples_seen=None if record is None else record.meta.get("examples_seen"),
             bytes=0 if record is None else record.size(),
-            verdict=verdict,
+            verdict=integrity,
             why=why,
             milestone=bool(milestones) and name.startswith(CHECKPOINTS) and not step % milestones,
         )
 
 
-def _verdict(saved: CheckpointCandidates, path: Path) -> tuple[Verdict, str]:
+def _integrity(saved: CheckpointCandidates, path: Path) -> tuple[Integrity, str]:
     try:
         damage = (
             pointer.verify(path)
@@ -218,23 +220,23 @@ def _verdict(saved: CheckpointCandidates, path: Path) -> tuple[Verdict, str]:
     return ("damaged", damage) if damage else ("verified", "")
 
 
-def _state(finding: Finding) -> str:
-    if finding.path.startswith(f"{ASIDE}/"):
-        return f"moved, {finding.why or SUPERSEDED}"
-    text = _VERDICT_WORDS[finding.verdict] + (f": {finding.why}" if finding.why else "")
-    return f"{text}, milestone" if finding.milestone else text
+def _state(status: CheckpointStatus) -> str:
+    if status.path.startswith(f"{ASIDE}/"):
+        return f"moved, {status.why or SUPERSEDED}"
+    text = _INTEGRITY_TEXTS[status.verdict] + (f": {status.why}" if status.why else "")
+    return f"{text}, milestone" if status.milestone else text
 
 
-def _table(findings: list[Finding]) -> str:
+def _table(statuses: list[CheckpointStatus]) -> str:
     rows = [("checkpoint", "saved (UTC)", "examples seen", "size", "")]
     rows += [
         (
-            finding.path,
-            finding.saved or "?",
-            "?" if finding.examples_seen is None else str(finding.examples_seen),
-            f"{finding.bytes / _MIB:.1f} MiB" if finding.bytes else "?",
-            _state(finding),
+            status.path,
+            status.saved or "?",
+            "?" if status.examples_seen is None else str(status.examples_seen),
+            f"{status.bytes / _MIB:.1f} MiB" if status.bytes else "?",
+            _state(status),
         )
-        for finding in findings
+        for status in statuses
     ]
     return formats.columns(rows, {0, 1, 4})

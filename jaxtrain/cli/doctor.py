@@ -9,7 +9,7 @@ from jaxtrain import terminal
 from jaxtrain.cli import commands
 from jaxtrain.distributed import cluster_env
 from jaxtrain.doctor import examination
-from jaxtrain.doctor.finding import Finding, verdict
+from jaxtrain.doctor.finding import Finding, summarize
 from jaxtrain.errors import InputError
 from jaxtrain.jobs.subprocess_worker import exit_on_sigterm
 from jaxtrain.storage import addresses, atomic
@@ -39,7 +39,7 @@ def _examine(flags: commands.Doctor) -> int:
         elif "about" in event:
             about = event["about"]
             terminal.out(f"{about['config']} on {about['host']} (about half a minute)")
-    summary = verdict(findings)
+    summary = summarize(findings)
     terminal.out(f"\n{summary}")
     ready = all(finding.level != "problem" for finding in findings)
     if flags.json and _writes_the_file():

@@ -187,9 +187,9 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
     accepting.start()
     threading.Thread(target=call_myself, daemon=True).start()
     status, changed_at = (False, ""), time.monotonic()
-    verdict: _Answer | None = None
+    decision: _Answer | None = None
     try:
-        while verdict is None:
+        while decision is None:
             time.sleep(_LOOK_EVERY_S)
             present = [caller for caller in list(callers) if _waits(caller)]
             complaint = _complaint(cluster, present)
@@ -205,27 +205,27 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
                 status, changed_at = (complete, complaint), now
             if complaint:
                 if complete or now - changed_at > _LATE_S:
-                    verdict = _Answer(complaint, again=False, heard=False)
+                    decision = _Answer(complaint, again=False, heard=False)
             elif complete:
                 if now - changed_at > _LINGER_S:
-                    verdict = _Answer("", again=False, heard=False)
+                    decision = _Answer("", again=False, heard=False)
             elif own_answers and own_answers[0].message and own_answers[0].heard:
-                verdict = own_answers[
+                decision = own_answers[
                     0
                 ]  # the address leads to another process 0, which reports an error
             elif now > call.deadline:
-                verdict = _Answer(_absent(cluster, present, call), again=True, heard=False)
+                decision = _Answer(_absent(cluster, present, call), again=True, heard=False)
     finally:  # also when a signal ends this process: the callers get no answer and call again
         call.ended.set()
         accepting.join()
         listener.close()  # frees the port, which jax needs
         for caller in callers:
             with contextlib.suppress(OSError), caller.connection as connection:
-                if verdict is not None:
-                    answer = {"jaxtrain": verdict.message, "again": verdict.again}
+                if decision is not None:
+                    answer = {"jaxtrain": decision.message, "again": decision.again}
                     connection.settimeout(_LINE_S)
                     connection.sendall(_line(answer))
-    return verdict
+    return decision
 
 
 def _identified(connection: socket.socket, ended: Callable[[], bool]) -> _Caller | None:

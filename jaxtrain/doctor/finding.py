@@ -57,7 +57,7 @@ def problem(seen: str, cure: str = "") -> Finding:
     return Finding(level="problem", seen=seen, cure=cure)
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def summarize(findings: Sequence[Finding]) -> str:
     """Summarizes all findings in one line, the last one on the console."""
     problems = [finding for finding in findings if finding.level == "problem"]
     warnings = sum(finding.level == "warning" for finding in findings)

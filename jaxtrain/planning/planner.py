@@ -270,7 +270,7 @@ class Planner:
             except InputError as error:
                 say(f"  {label}: {error}")
                 return None
-            say(f"  {label}: {report.verdict(plan)}")
+            say(f"  {label}: {report.fit_sentence(plan)}")
             return fit.Tried(
                 pasted,
                 needed=plan.memory.needed,

@@ -63,7 +63,7 @@ def on_spot(plan: "Plan", spot: Spot | None) -> str:
     return "\n".join(map(_wrapped, lines))
 
 
-def verdict(plan: "Plan") -> str:
+def fit_sentence(plan: "Plan") -> str:
     """States whether the run fits, and by how much."""
     spare = plan.memory.spare / GIB
     if spare < 0:
@@ -93,7 +93,11 @@ def _heading(plan: "Plan") -> str:
         f"{plan.config} on {step.cost.devices} x {plan.card.name} ({nodes}), jax {step.jax}",
         _wrapped(
             "; ".join(
-                [verdict(plan), f"bound by {plan.bound}", *_hours_and_cost(plan.run.hours, plan)]
+                [
+                    fit_sentence(plan),
+                    f"bound by {plan.bound}",
+                    *_hours_and_cost(plan.run.hours, plan),
+                ]
             )
         ),
         _wrapped(f"{parameters}; {step.batch_of}"),

@@ -28,7 +28,7 @@ LARGEST_NORM = 20.0
 
 
 class StepHealth(NamedTuple):
-    """The verdict on a step.
+    """Whether a step is bad, and the new state of the detector.
 
     Attributes:
         norms: ``grad_norm``, and ``GROUP_grad_norm`` of each separate group, float32 [].

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from doctor.examined import judged
 
-from jaxtrain.doctor.finding import Finding, ok, problem, run_checks, verdict, warning
+from jaxtrain.doctor.finding import Finding, ok, problem, run_checks, summarize, warning
 from jaxtrain.errors import InputError
 
 
@@ -48,8 +48,8 @@ def test_the_verdict_counts_problems_and_names_their_groups() -> None:
     def of(group: str) -> Finding:
         return Finding(level="problem", seen="seen", cure="cure", group=group)
 
-    assert verdict([ok("fine")]) == "ready"
-    assert verdict([ok("fine"), warning("a", "b")]) == "ready, with 1 warning"
-    assert verdict([of("data")]) == "not ready: 1 problem (data)"
+    assert summarize([ok("fine")]) == "ready"
+    assert summarize([ok("fine"), warning("a", "b")]) == "ready, with 1 warning"
+    assert summarize([of("data")]) == "not ready: 1 problem (data)"
     several = [of("data"), of("system"), of("data"), warning("a", "b"), warning("a", "b")]
-    assert verdict(several) == "not ready: 3 problems (data, system), 2 warnings"
+    assert summarize(several) == "not ready: 3 problems (data, system), 2 warnings"

@@ -219,8 +219,8 @@ def test_validation_and_saves_follow_the_config() -> None:
 def test_the_verdict_includes_the_margin() -> None:
     found = made()
     spare = found.memory.spare / GIB
-    assert report.verdict(found) == f"fits with {spare:.1f} GiB to spare on each device"
-    assert report.verdict(made(temporaries=10**11)).startswith("does not fit: ")
+    assert report.fit_sentence(found) == f"fits with {spare:.1f} GiB to spare on each device"
+    assert report.fit_sentence(made(temporaries=10**11)).startswith("does not fit: ")
     assert found.fits is True
     assert made(temporaries=10**11).fits is False
 
