@@ -132,9 +132,9 @@ def _read(path: Path) -> Card:
     except (OSError, ValueError) as error:
         raise InputError(f"--gpu {path}: {error}") from error
     fields = [field.name for field in dataclasses.fields(Card)]
-    given = set(content) if isinstance(content, dict) else set[str]()
-    if given != set(fields):
-        differing = sorted(given ^ set(fields))
+    present = set(content) if isinstance(content, dict) else set[str]()
+    if present != set(fields):
+        differing = sorted(present ^ set(fields))
         raise InputError(
             f"--gpu {path} must be an object with {', '.join(fields)} (docs/guides/plan.md); "
             f"missing or unknown: {', '.join(differing)}"
@@ -149,7 +149,7 @@ def _read(path: Path) -> Card:
         bounds.check(f"--gpu {path}: {name}", values[name], bounds.Bounds(above=0), float)
         values[name] = float(values[name])
     capability = values["capability"]
-    known = [list(one) for one in _LIMITS]
+    known = [list(limited) for limited in _LIMITS]
     if capability not in known:
         raise InputError(f"--gpu {path}: capability={capability} must be one of {known}")
     return Card(**(values | {"capability": tuple(capability)}))

@@ -84,12 +84,12 @@ class Collective:
     def wire_bytes(self) -> float:
         """The bytes each device sends per run of the collective, with ring algorithms."""
         n = len(self.groups[0])
-        whole = max(sum(a.size for a in self.inputs), sum(a.size for a in self.outputs))
+        full = max(sum(a.size for a in self.inputs), sum(a.size for a in self.outputs))
         if self.kind == "all-reduce":
-            return 2 * whole * (n - 1) / n
+            return 2 * full * (n - 1) / n
         if self.kind in ("collective-permute", "collective-broadcast"):
-            return float(whole)
-        return whole * (n - 1) / n
+            return float(full)
+        return full * (n - 1) / n
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
@@ -140,8 +140,8 @@ def executions(text: str) -> dict[str, int]:
                 continue
             trips = _TRIPS.search(line) if opcode == "while" else None
             for match in _CALLED.finditer(line):
-                for part in match[1].split(", "):
-                    visit(part.lstrip("%"), count * (int(trips[1]) if trips else 1))
+                for called in match[1].split(", "):
+                    visit(called.lstrip("%"), count * (int(trips[1]) if trips else 1))
 
     entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
     assert entry is not None, "HLO text has an entry computation"
@@ -196,8 +196,8 @@ def _opcodes(line: str, lines_of: dict[str, list[str]]) -> set[str]:
     """Returns the opcodes in the computations that an instruction calls, and in those they call."""
     opcodes: set[str] = set()
     for match in _CALLED.finditer(line):
-        for part in match[1].split(", "):
-            for inner in lines_of.get(part.lstrip("%"), ()):
+        for called in match[1].split(", "):
+            for inner in lines_of.get(called.lstrip("%"), ()):
                 opcodes |= {opcode_of(inner)} | _opcodes(inner, lines_of)
     return opcodes
 
@@ -226,10 +226,10 @@ def _operands(
     shape: str, kind: str, *, started: bool, n: int
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Returns the inputs and outputs of a collective, from the type of its instruction."""
-    parts = _parts(shape)
+    members = _members(shape)
     # (inputs, outputs, ...); all-reduce only since jax 0.12
-    if started and (kind != "all-reduce" or parts[0].startswith("(")):
-        return arrays(parts[0]), arrays(parts[1])
+    if started and (kind != "all-reduce" or members[0].startswith("(")):
+        return arrays(members[0]), arrays(members[1])
     result = arrays(shape)
     if kind == "all-gather":
         return tuple(_scaled(array, 1, n) for array in result), result
@@ -243,22 +243,22 @@ def _scaled(array: Array, times: int, by: int) -> Array:
     return Array(array.dtype, (math.prod(array.shape) * times // by,))
 
 
-def _parts(shape: str) -> list[str]:
+def _members(shape: str) -> list[str]:
     """Returns the members of a tuple type; a single type is its only member."""
     if not shape.startswith("("):
         return [shape]
-    parts, depth, began = [], 0, 1
+    members, depth, began = [], 0, 1
     for place, letter in enumerate(shape):
         if letter in "([{":
             depth += 1
         elif letter in ")]}":
             depth -= 1
         if (letter == "," and depth == 1) or depth == 0:
-            parts.append(shape[began:place].strip())
+            members.append(shape[began:place].strip())
             began = place + 1
         if depth == 0:
             break
-    return parts
+    return members
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
@@ -362,9 +362,9 @@ class Stacks:
         None if there is none. The program may be from another machine, so a file is recognized by
         its path inside the package: "jaxtrain/" alone may be the checkout, which also has tests.
         """
-        seen = set()
-        while stack in self._frames and stack not in seen:
-            seen.add(stack)
+        visited = set()
+        while stack in self._frames and stack not in visited:
+            visited.add(stack)
             frame = self._frames[stack]
             path, line = self._locations[frame["file_location_id"]]
             _, in_package, ours = path.rpartition("jaxtrain/")

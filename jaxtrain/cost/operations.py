@@ -103,20 +103,20 @@ def _instructions(lines: Iterable[str]) -> Iterator[_Instruction]:
 def _moved(
     instruction: _Instruction, shapes: dict[str, str], computations: dict[str, list[_Instruction]]
 ) -> float:
-    made = _size(instruction.shape)
+    output_bytes = _size(instruction.shape)
     sizes = [  # one that appears twice, as in x * x, is read once
         0 if name in instruction.operands[:number] else _size(shapes.get(name, ""))
         for number, name in enumerate(instruction.operands)
     ]
     if instruction.opcode in _SLICES:
-        return float(2 * made + sum(sizes[1:]))
+        return float(2 * output_bytes + sum(sizes[1:]))
     if instruction.opcode == "dynamic-update-slice":
         return float(2 * sizes[1])
     if instruction.opcode != "fusion":
-        return float(made + sum(sizes))
+        return float(output_bytes + sum(sizes))
     called = _CALLS.search(instruction.line)
     inner = computations.get(called[1], ()) if called else ()
-    return float(sum(_read(inner, sizes)) + _written(inner, made))
+    return float(sum(_read(inner, sizes)) + _written(inner, output_bytes))
 
 
 def _read(inner: Iterable[_Instruction], sizes: list[int]) -> Iterator[int]:
@@ -145,13 +145,13 @@ def _read(inner: Iterable[_Instruction], sizes: list[int]) -> Iterator[int]:
             yield size
 
 
-def _written(inner: Iterable[_Instruction], made: int) -> int:
+def _written(inner: Iterable[_Instruction], output_bytes: int) -> int:
     """Returns the bytes that a fusion writes: an array updated in place counts its new part."""
     shapes = {instruction.name: instruction.shape for instruction in inner}
     for instruction in inner:
         if instruction.root and instruction.opcode == "dynamic-update-slice":
             return _size(shapes[instruction.operands[1]])
-    return made
+    return output_bytes
 
 
 def _size(shape: str) -> int:
@@ -169,8 +169,8 @@ def _flops(
         return sum(_flops(each, inside, computations)[0] for each in inner), 0
     if instruction.opcode not in ("dot", "convolution", "custom-call"):
         return 0.0, 0
-    found = hlo.TARGET.search(instruction.line)
-    target = found[1] if found else ""
+    match = hlo.TARGET.search(instruction.line)
+    target = match[1] if match else ""
     sizes = [array.shape for array in hlo.arrays(instruction.shape)]
     operands = [
         array.shape for name in instruction.operands for array in hlo.arrays(shapes.get(name, ""))
@@ -197,9 +197,9 @@ def _attention(line: str, target: str, width: int) -> tuple[float, int]:
     if scores is None:  # a run must not fail for it; tests/gpu_programs/serial_bound.py would
         return 0.0, 0
     *outer, queries, keys = (int(size) for size in re.findall(r"\d+", scores[1]))
-    seen = float(keys)
+    visible_keys = float(keys)
     if "CAUSAL" in line:
         window = _WINDOW.search(line)
         length = min(keys, int(window[1]) if window and int(window[1]) else keys)
-        seen = length - length**2 / (2 * keys)  # of an average query
-    return _ATTENTION[target] * 2.0 * math.prod(outer) * queries * seen * width, width
+        visible_keys = length - length**2 / (2 * keys)  # of an average query
+    return _ATTENTION[target] * 2.0 * math.prod(outer) * queries * visible_keys * width, width

@@ -108,17 +108,17 @@ def step_time(
     }
     hidden = sum(row.overlapped * seconds(row, card) for row in cost.traffic or ())
     serial = serial_bound(cost, card, precision)
-    least, most = EFFICIENCY
+    lowest, highest = EFFICIENCY
     if efficiency is not None:
-        least, most = efficiency / (1 + ERROR), efficiency * (1 + ERROR)
+        lowest, highest = efficiency / (1 + ERROR), efficiency * (1 + ERROR)
     return StepTime(
         **times,
         serial=serial,
         hidden=hidden,
-        best=max(serial / most, hidden) + times["communication"] - hidden,
-        worst=serial / least + times["communication"],
+        best=max(serial / highest, hidden) + times["communication"] - hidden,
+        worst=serial / lowest + times["communication"],
         bound=max(times, key=lambda name: times[name]),
-        efficiency=(least, most),
+        efficiency=(lowest, highest),
         measured=efficiency,
     )
 
