@@ -116,7 +116,7 @@ def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: P
 
 def test_an_unreadable_quarantine_is_not_an_error(tmp_path: Path) -> None:
     class Away(Quarantine):
-        def found(self) -> set[str]:
+        def recorded(self) -> set[str]:
             raise OSError(116, "Stale file handle")
 
     sources = Sources(train=UNREAD, val=UNREAD, files=4, bad=(), summary="")
