@@ -96,7 +96,7 @@ def single(browser: Browser, runs: list[Path]) -> Opened:
 
 
 @pytest.fixture(scope="module")
-def both(browser: Browser, runs: list[Path]) -> Opened:
+def two_runs(browser: Browser, runs: list[Path]) -> Opened:
     page.write(runs, runs[0] / "both.html")
     return Opened(browser, runs[0] / "both.html", viewport={"width": 420, "height": 900})
 
@@ -164,13 +164,13 @@ def test_zooming_one_chart_zooms_all(single: Opened) -> None:
     wait_until(tab, f"{other}[0] < 10 && {other}[1] > 90")
 
 
-def test_two_runs_share_charts_and_can_be_hidden(both: Opened) -> None:
-    assert both.traces("loss") == 4
-    assert both.path("loss", 0) != both.path("loss", 1)
-    both.page.uncheck("input[data-run='1']")
-    wait_until(both.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 2")
-    both.page.check("input[data-run='1']")
-    wait_until(both.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 4")
+def test_two_runs_share_charts_and_can_be_hidden(two_runs: Opened) -> None:
+    assert two_runs.traces("loss") == 4
+    assert two_runs.path("loss", 0) != two_runs.path("loss", 1)
+    two_runs.page.uncheck("input[data-run='1']")
+    wait_until(two_runs.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 2")
+    two_runs.page.check("input[data-run='1']")
+    wait_until(two_runs.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 4")
 
 
 def test_images_are_shown_and_clips_play(single: Opened) -> None:
@@ -230,20 +230,20 @@ def test_a_single_point_has_a_readable_axis(browser: Browser, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("width", [400, 1600])
-def test_the_page_never_scrolls_sideways(both: Opened, width: int) -> None:
-    both.page.set_viewport_size({"width": width, "height": 900})
-    both.page.wait_for_timeout(500)
-    assert both.page.evaluate("document.documentElement.scrollWidth") <= width
+def test_the_page_never_scrolls_sideways(two_runs: Opened, width: int) -> None:
+    two_runs.page.set_viewport_size({"width": width, "height": 900})
+    two_runs.page.wait_for_timeout(500)
+    assert two_runs.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_charts_follow_the_color_scheme(both: Opened) -> None:
+def test_the_charts_follow_the_color_scheme(two_runs: Opened) -> None:
     seen = (
         "getComputedStyle(document.querySelector('[data-metric=loss] .main-svg')).backgroundColor"
     )
-    both.page.emulate_media(color_scheme="dark")
-    wait_until(both.page, f"{seen} === 'rgb(20, 23, 27)'")
-    both.page.emulate_media(color_scheme="light")
-    wait_until(both.page, f"{seen} === 'rgb(255, 255, 255)'")
+    two_runs.page.emulate_media(color_scheme="dark")
+    wait_until(two_runs.page, f"{seen} === 'rgb(20, 23, 27)'")
+    two_runs.page.emulate_media(color_scheme="light")
+    wait_until(two_runs.page, f"{seen} === 'rgb(255, 255, 255)'")
 
 
 def test_a_run_without_metrics_has_a_page(browser: Browser, tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ def test_a_run_without_metrics_has_a_page(browser: Browser, tmp_path: Path) -> N
     assert not problems
 
 
-def test_the_page_sends_no_requests_and_logs_no_errors(single: Opened, both: Opened) -> None:
+def test_the_page_sends_no_requests_and_logs_no_errors(single: Opened, two_runs: Opened) -> None:
     """Runs last, after the interactions of the tests above."""
-    for opened in (single, both):
+    for opened in (single, two_runs):
         assert opened.problems == []
         assert len(opened.requests) >= 1
         for address in opened.requests:

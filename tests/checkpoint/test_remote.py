@@ -18,15 +18,15 @@ FILES = {"state/_METADATA": b"arrays", "state/d/0": bytes(range(200)), "tokenize
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> RemoteRun:
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> RemoteRun:
     """A run in a bucket with checkpoints 2, 4, and 6, and the best one, 2."""
     bucket = Bucket(URL, MemoryStore())
-    run = RemoteRun(bucket, said.append)
+    run = RemoteRun(bucket, messages.append)
     for step in (2, 4, 6):
         files = FILES | {"state/d/0": FILES["state/d/0"] + bytes([step])}
         kinds = ("checkpoints", "best") if step == 2 else ("checkpoints",)
@@ -109,10 +109,10 @@ def test_a_full_disk_is_noticed_before_the_fetch(
 
 
 def test_a_checkpoint_at_a_url_is_as_one_in_a_folder(
-    stored: RemoteRun, tmp_path: Path, said: list[str]
+    stored: RemoteRun, tmp_path: Path, messages: list[str]
 ) -> None:
     def resumed(url: str) -> str:
-        path, shown = resume.checkpoint_at_url(url, "--resume", tmp_path, said.append)
+        path, shown = resume.checkpoint_at_url(url, "--resume", tmp_path, messages.append)
         assert pointer.verify(path) == ""
         assert shown == f"{URL}/{path.parent.name}/{path.stem}"
         return f"{path.parent.name}/{path.stem}"
@@ -125,10 +125,12 @@ def test_a_checkpoint_at_a_url_is_as_one_in_a_folder(
     stored.bucket.put("checkpoints/6.json", b"{}")
     with pytest.raises(InputError, match=r"no complete checkpoint 6 \(its pointer is damaged"):
         resumed(f"{URL}/checkpoints/6")
-    said.clear()
+    messages.clear()
     assert resumed(URL) == "checkpoints/4"
-    assert said[0].startswith(f"warning: checkpoint {URL}/checkpoints/6 is damaged (its pointer")
-    assert said[-1] == f"warning: using {URL}/checkpoints/4, the newest intact one"
+    assert messages[0].startswith(
+        f"warning: checkpoint {URL}/checkpoints/6 is damaged (its pointer"
+    )
+    assert messages[-1] == f"warning: using {URL}/checkpoints/4, the newest intact one"
     for step in (2, 4):
         stored.bucket.put(f"checkpoints/{step}.json", b"{}")
     assert resumed(URL) == "best/2"
@@ -160,20 +162,20 @@ def test_commands_prefer_the_best_checkpoint(stored: RemoteRun, tmp_path: Path) 
 
 
 def test_a_command_that_reads_a_run_gets_its_damaged_checkpoints(
-    stored: RemoteRun, tmp_path: Path, said: list[str]
+    stored: RemoteRun, tmp_path: Path, messages: list[str]
 ) -> None:
     stored.store.set_aside("checkpoints", 6, "damaged", "it is wrong")
     stored.bucket.put("checkpoints/4.json", b"{}")
     stored.bucket.put("log.txt", b"1")
     found: dict[str, str] = {}
-    run = remote.run_to_read(URL, tmp_path, said.append, found)
+    run = remote.run_to_read(URL, tmp_path, messages.append, found)
     assert (run / "log.txt").read_bytes() == b"1"
     assert small_checkpoint.aside(run) == {6: "damaged: it is wrong"}
     assert list(found) == ["checkpoints/4"]
     assert pointer.steps(run / "checkpoints") == [2, 4]
     stored.bucket.delete(list(stored.bucket.sizes()))
     with pytest.raises(InputError, match="has no files: check the URL"):
-        remote.run_to_read(URL, tmp_path, said.append)
+        remote.run_to_read(URL, tmp_path, messages.append)
 
 
 def test_it_notices_that_objects_have_changed(stored: RemoteRun, tmp_path: Path) -> None:

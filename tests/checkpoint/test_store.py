@@ -29,13 +29,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def store(place: Place, said: list[str]) -> CheckpointStore:
-    return CheckpointStore(place, said.append)
+def store(place: Place, messages: list[str]) -> CheckpointStore:
+    return CheckpointStore(place, messages.append)
 
 
 def save(
@@ -58,7 +58,7 @@ def test_a_committed_checkpoint_is_there(store: CheckpointStore, tmp_path: Path)
 
 
 def test_later_steps_are_superseded(
-    store: CheckpointStore, tmp_path: Path, said: list[str]
+    store: CheckpointStore, tmp_path: Path, messages: list[str]
 ) -> None:
     save(store, tmp_path, 4)
     save(store, tmp_path, 8, "checkpoints", "best")
@@ -69,8 +69,8 @@ def test_later_steps_are_superseded(
     save(store, tmp_path, 7, "best")
     assert store.steps() == [4, 6]
     assert small_checkpoint.aside(store.place) == {8: "superseded"}
-    assert len(said) == 2
-    assert f"{store.place.location}/checkpoints/8 is superseded: moved to" in said[0]
+    assert len(messages) == 2
+    assert f"{store.place.location}/checkpoints/8 is superseded: moved to" in messages[0]
 
 
 def test_a_step_that_is_saved_again_replaces_its_pointer(
@@ -84,21 +84,23 @@ def test_a_step_that_is_saved_again_replaces_its_pointer(
     assert store.folders() == [new]
 
 
-def test_a_checkpoint_that_is_gone_is_not_moved(store: CheckpointStore, said: list[str]) -> None:
+def test_a_checkpoint_that_is_gone_is_not_moved(
+    store: CheckpointStore, messages: list[str]
+) -> None:
     store.set_aside("checkpoints", 4, "damaged", "a byte is wrong")
-    assert not said
+    assert not messages
     assert small_checkpoint.aside(store.place) == {}
 
 
 def test_the_reason_goes_with_what_is_moved(
-    store: CheckpointStore, tmp_path: Path, said: list[str]
+    store: CheckpointStore, tmp_path: Path, messages: list[str]
 ) -> None:
     data = save(store, tmp_path, 4)
     store.set_aside("checkpoints", 4, "damaged", "a byte is wrong")
     assert store.steps() == []
     assert small_checkpoint.aside(store.place) == {4: "damaged: a byte is wrong"}
-    assert said[0].startswith("warning: checkpoint ")
-    assert "/checkpoints/4 is damaged (a byte is wrong): moved to " in said[0]
+    assert messages[0].startswith("warning: checkpoint ")
+    assert "/checkpoints/4 is damaged (a byte is wrong): moved to " in messages[0]
     store.collect()
     assert store.folders() == [data]  # it may be inspected
     save(store, tmp_path, 4, name="1" * 12)

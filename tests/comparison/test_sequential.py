@@ -141,12 +141,12 @@ def test_what_is_printed_as_the_center_is_in_the_interval(name: str) -> None:
 def test_skewed_differences_do_not_look_symmetric() -> None:
     rng = np.random.default_rng(54)
 
-    def found(draw: Callable[[], np.ndarray]) -> float:
+    def rejected(draw: Callable[[], np.ndarray]) -> float:
         return float(np.mean([not sequential.looks_symmetric(draw()) for _ in range(100)]))
 
-    assert found(lambda: rng.normal(size=12)) <= 0.1
-    assert found(lambda: rng.exponential(size=20)) >= 0.6
-    assert found(lambda: np.exp(rng.normal(size=20))) >= 0.7
+    assert rejected(lambda: rng.normal(size=12)) <= 0.1
+    assert rejected(lambda: rng.exponential(size=20)) >= 0.6
+    assert rejected(lambda: np.exp(rng.normal(size=20))) >= 0.7
     assert sequential.looks_symmetric([1.0] * 5)
     assert sequential.looks_symmetric([0.0] * 20)
     assert sequential.looks_symmetric([-1.0, 1.0] * 10)

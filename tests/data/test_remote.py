@@ -33,7 +33,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def local_videos(tmp_path: Path) -> Path:
     """Three videos and a tar with one of them."""
     folder = tmp_path / "made"
     for number in range(3):
@@ -44,12 +44,12 @@ def made(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def store(local_videos: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """s3://bucket with two videos and a tar."""
     with file_server.bucket(monkeypatch, "bucket") as memory:
         for name in ("0.mp4", "sub/1.mp4"):
-            memory.put(name, made / name[-5:])
-        memory.put("s.tar", made / "s.tar")
+            memory.put(name, local_videos / name[-5:])
+        memory.put("s.tar", local_videos / "s.tar")
         for name in ("readme.md", "._0.mp4", ".trash/2.mp4"):
             memory.put(name, b"")
         yield memory
@@ -57,8 +57,8 @@ def store(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with file_server.serving() as made:
-        yield made
+    with file_server.serving() as served:
+        yield served
 
 
 def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
@@ -76,7 +76,7 @@ def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
     ], said
 
 
-def _kept(cache: Path) -> list[str]:
+def _cached_files(cache: Path) -> list[str]:
     """Names of the fetched files in the cache."""
     return sorted(path.name for path in cache.rglob("remote/**/*") if path.is_file())
 
@@ -101,14 +101,14 @@ def test_folders_and_files_are_fetched_once(store: Bucket, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("path", ["s3://bucket", "s3://bucket/0.mp4", "s3://bucket/s.tar"])
 def test_a_changed_object_is_fetched_again_and_said(
-    store: Bucket, made: Path, tmp_path: Path, path: str
+    store: Bucket, local_videos: Path, tmp_path: Path, path: str
 ) -> None:
     cache = tmp_path / "cache"
     first, _ = _find(path, cache)
     name = "s.tar" if path.endswith("tar") else "0.mp4"
-    with tarfile.open(made / "new.tar", "w") as tar:
-        tar.add(made / "1.mp4", "inner.mp4")
-    new = (made / ("new.tar" if name == "s.tar" else "2.mp4")).read_bytes()
+    with tarfile.open(local_videos / "new.tar", "w") as tar:
+        tar.add(local_videos / "1.mp4", "inner.mp4")
+    new = (local_videos / ("new.tar" if name == "s.tar" else "2.mp4")).read_bytes()
     store.put(name, new)
     second, said = _find(path, cache)
     assert [one.name for one in second] == [one.name for one in first]
@@ -146,7 +146,7 @@ def test_errors_of_a_bucket_name_the_flag(
             patch.setattr(Bucket, name, busy)
             with pytest.raises(Busy, match=r"--data\.path s3://bucket: cannot read"):
                 _find("s3://bucket", tmp_path)
-    assert not _kept(tmp_path)
+    assert not _cached_files(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_other_addresses_are_rejected_before_a_request(address: str, tmp_path: P
 
 
 def test_queries_and_escapes_are_sent_as_they_are(
-    server: Server, made: Path, tmp_path: Path
+    server: Server, local_videos: Path, tmp_path: Path
 ) -> None:
-    body = (made / "0.mp4").read_bytes()
+    body = (local_videos / "0.mp4").read_bytes()
     query = f"a=b%20c&d=%2F&{SIGNED}"
     server.files["/a%20b%2Fc.mp4"] = Answer(body, query=query)
     (one,), _ = _find(f"{server.base}/a%20b%2Fc.mp4?{query}#part", tmp_path / "cache")
@@ -224,16 +224,16 @@ def test_anything_but_the_complete_file_is_never_kept(
     assert "\n" not in str(caught.value)
     assert SECRET not in repr(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__cause__ is None
-    assert not _kept(tmp_path)
+    assert not _cached_files(tmp_path)
     assert not list(tmp_path.rglob(".x*"))
     assert len(server.asked) == requests
 
 
 @pytest.mark.parametrize(("ranges", "tag"), [(True, '"1"'), (True, None), (False, 'W/"1"')])
 def test_a_broken_connection_is_continued(
-    ranges: bool, tag: str | None, server: Server, made: Path, tmp_path: Path
+    ranges: bool, tag: str | None, server: Server, local_videos: Path, tmp_path: Path
 ) -> None:
-    body = (made / "0.mp4").read_bytes()
+    body = (local_videos / "0.mp4").read_bytes()
     headers = {} if tag is None else {"ETag": tag}
     server.files["/x.mp4"] = [
         Answer(body, sent=100, ranges=ranges, headers=headers),
@@ -248,8 +248,10 @@ def test_a_broken_connection_is_continued(
     assert len(later) <= 2 + (not ranges)
 
 
-def test_parts_of_two_versions_are_not_joined(server: Server, made: Path, tmp_path: Path) -> None:
-    old, new = ((made / f"{number}.mp4").read_bytes() for number in range(2))
+def test_parts_of_two_versions_are_not_joined(
+    server: Server, local_videos: Path, tmp_path: Path
+) -> None:
+    old, new = ((local_videos / f"{number}.mp4").read_bytes() for number in range(2))
     server.files["/x.mp4"] = [
         Answer(old, sent=100, ranges=True, headers={"ETag": '"1"'}),
         Answer(new, ranges=True, headers={"ETag": '"2"'}),
@@ -259,9 +261,9 @@ def test_parts_of_two_versions_are_not_joined(server: Server, made: Path, tmp_pa
 
 
 def test_names_of_any_length_and_script_are_kept(
-    server: Server, made: Path, tmp_path: Path
+    server: Server, local_videos: Path, tmp_path: Path
 ) -> None:
-    body = (made / "0.mp4").read_bytes()
+    body = (local_videos / "0.mp4").read_bytes()
     stem = "v" * 200 + "🙂" * 40
     server.files[urllib.parse.quote(f"/{stem}.mp4")] = Answer(body)
     (one,), _ = _find(f"{server.base}/{stem}.mp4", tmp_path)
@@ -288,7 +290,7 @@ def test_a_silent_server_is_a_temporary_failure(
     server.files["/x.mp4"] = Answer(b"x" * 3, pause_s=0.5)
     with pytest.raises(RunAgain, match=r"received \d of 3 bytes, after 1 broken connections"):
         _find(f"{server.base}/x.mp4", tmp_path)
-    assert not _kept(tmp_path)
+    assert not _cached_files(tmp_path)
 
 
 def test_the_first_failure_stops_the_others(server: Server, tmp_path: Path) -> None:
@@ -297,14 +299,14 @@ def test_the_first_failure_stops_the_others(server: Server, tmp_path: Path) -> N
     server.files["/slow.mp4"] = Answer(b"x" * 10**5, pause_s=0.01)
     with pytest.raises(InputError, match=r"gone\.mp4 cannot be fetched: HTTP 404"):
         _find(str(listed), tmp_path)
-    assert not _kept(tmp_path)
+    assert not _cached_files(tmp_path)
 
 
 def test_an_unreadable_tar_is_named_and_fetched_again_once_it_is_removed(
-    server: Server, made: Path, tmp_path: Path
+    server: Server, local_videos: Path, tmp_path: Path
 ) -> None:
     """For example after an interrupted upload to the server."""
-    good = (made / "s.tar").read_bytes()
+    good = (local_videos / "s.tar").read_bytes()
     server.files["/x.tar"] = [Answer(good[:700]), Answer(good)]
     words = r"^(.*/x\.tar) cannot be read as a tar: .*: copy it again, or remove it$"
     with pytest.raises(InputError, match=words) as caught:
@@ -328,22 +330,24 @@ def test_runs_fetch_nothing_by_http(name: str, server: Server, tmp_path: Path) -
     assert not server.asked
 
 
-def test_redirects_are_followed_to_http_only(server: Server, made: Path, tmp_path: Path) -> None:
-    server.files["/good.mp4"] = Answer((made / "0.mp4").read_bytes())
+def test_redirects_are_followed_to_http_only(
+    server: Server, local_videos: Path, tmp_path: Path
+) -> None:
+    server.files["/good.mp4"] = Answer((local_videos / "0.mp4").read_bytes())
     targets = ("/good.mp4", "file:///etc/hostname", "ftp://127.0.0.1/a.mp4", "/3.mp4")
     for number, target in enumerate(targets):
         server.files[f"/{number}.mp4"] = Answer(b"", 302, headers={"Location": target})
     (one,), _ = _find(f"{server.base}/0.mp4", tmp_path)
-    assert Path(one.path).read_bytes() == (made / "0.mp4").read_bytes()
+    assert Path(one.path).read_bytes() == (local_videos / "0.mp4").read_bytes()
     for number in range(1, len(targets)):
         with pytest.raises(InputError, match="redirect is not followed"):
             _find(f"{server.base}/{number}.mp4", tmp_path)
 
 
 def test_addresses_that_differ_in_their_signature_are_the_same_file(
-    server: Server, made: Path, tmp_path: Path
+    server: Server, local_videos: Path, tmp_path: Path
 ) -> None:
-    server.files["/x.mp4"] = Answer((made / "0.mp4").read_bytes())
+    server.files["/x.mp4"] = Answer((local_videos / "0.mp4").read_bytes())
     first, _ = _find(f"{server.base}/x.mp4?{SIGNED}", tmp_path)
     second, said = _find(f"{server.base}/x.mp4?{SIGNED}more&X-Amz-Expires=60", tmp_path)
     assert (first, said) == (second, [])
@@ -351,9 +355,9 @@ def test_addresses_that_differ_in_their_signature_are_the_same_file(
 
 
 def test_addresses_that_differ_in_their_query_are_different_files(
-    server: Server, made: Path, tmp_path: Path
+    server: Server, local_videos: Path, tmp_path: Path
 ) -> None:
-    server.files["/x.mp4"] = [Answer((made / f"{n}.mp4").read_bytes()) for n in range(2)]
+    server.files["/x.mp4"] = [Answer((local_videos / f"{n}.mp4").read_bytes()) for n in range(2)]
     listed = tmp_path / "list.txt"
     listed.write_text(f"{server.base}/x.mp4?part=1&token={SECRET}\n{server.base}/x.mp4?part=2\n")
     found, _ = _find(str(listed), tmp_path)

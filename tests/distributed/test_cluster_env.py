@@ -22,7 +22,7 @@ def recorded(name: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def found(environment: dict[str, str]) -> tuple[Any, ...] | None:
+def find(environment: dict[str, str]) -> tuple[Any, ...] | None:
     one = cluster_env.find(environment)
     return one and (one.coordinator, one.count, one.index, one.hosts, one.devices)
 
@@ -93,7 +93,7 @@ def test_one_process_is_alone(environment: dict[str, str]) -> None:
     ],
 )
 def test_each_scheme_is_read(environment: dict[str, str], expected: tuple[Any, ...]) -> None:
-    assert found(environment) == expected
+    assert find(environment) == expected
 
 
 def without(environment: dict[str, str], *names: str) -> dict[str, str]:

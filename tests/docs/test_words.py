@@ -174,7 +174,7 @@ def files(checkout: Path) -> list[Path]:
     ]
 
 
-def found(paths: list[Path], words: Sequence[tuple[re.Pattern[str], str]] = _ALL) -> list[str]:
+def banned_in(paths: list[Path], words: Sequence[tuple[re.Pattern[str], str]] = _ALL) -> list[str]:
     return [
         f"{path}:{text.line + line - 1}: {word!r}: {instead}"
         for path in paths
@@ -187,7 +187,7 @@ def found(paths: list[Path], words: Sequence[tuple[re.Pattern[str], str]] = _ALL
 def test_no_text_uses_a_banned_word(checkout: Path) -> None:
     paths = files(checkout)
     assert len(paths) > 400
-    assert not (wrong := found(paths)), "\n".join(wrong)
+    assert not (wrong := banned_in(paths)), "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -243,5 +243,5 @@ if __name__ == "__main__":
         for path in everything
         if any(path == one.resolve() or one.resolve() in path.parents for one in chosen)
     ]
-    print("banned", *found(wanted), sep="\n")
-    print("doubtful", *found(wanted, _matches(DOUBTFUL)), sep="\n")
+    print("banned", *banned_in(wanted), sep="\n")
+    print("doubtful", *banned_in(wanted, _matches(DOUBTFUL)), sep="\n")

@@ -39,7 +39,7 @@ def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subje
     return Subject(**settings | changes)
 
 
-def judged(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
+def with_exit_code(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
     """Returns findings, and doctor's exit code for them."""
     found = list(findings)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def judged(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
 
 def only_problem(findings: Iterable[Finding]) -> Finding:
     """Returns the only problem; asserts that there is exactly one and that doctor exits with 1."""
-    found, code = judged(findings)
+    found, code = with_exit_code(findings)
     problems = [one for one in found if one.level == "problem"]
     assert len(problems) == 1, found
     assert code == 1
@@ -59,7 +59,7 @@ def only_problem(findings: Iterable[Finding]) -> Finding:
 
 def only_warning(findings: Iterable[Finding]) -> Finding:
     """Returns the only warning; asserts that the rest is fine and that doctor exits with 0."""
-    found, code = judged(findings)
+    found, code = with_exit_code(findings)
     warnings = [one for one in found if one.level != "ok"]
     assert [one.level for one in warnings] == ["warning"], found
     assert code == 0
@@ -68,7 +68,7 @@ def only_warning(findings: Iterable[Finding]) -> Finding:
 
 def all_ok(findings: Iterable[Finding]) -> str:
     """Returns all observations; asserts that all of them are fine."""
-    found, code = judged(findings)
+    found, code = with_exit_code(findings)
     assert found
     assert {one.level for one in found} == {"ok"}, found
     assert code == 0

@@ -68,7 +68,7 @@ def measured(*each: list[Peaks]) -> list[Finding]:
     """Returns the findings of process 0, given the rates of the GPUs of all processes."""
     stores = FakeClient(len(each)).stores() if len(each) > 1 else [KeyValueStore()]
 
-    def found(process: int) -> list[Finding]:
+    def findings_of(process: int) -> list[Finding]:
         own: list[Any] = [Gpu(number) for number in range(len(each[process]))] or jax.devices()
         rates = collectives.rates(
             own,
@@ -79,7 +79,7 @@ def measured(*each: list[Peaks]) -> list[Finding]:
         return list(rates)
 
     with concurrent.futures.ThreadPoolExecutor(len(each)) as pool:
-        first, *others = pool.map(found, range(len(each)))
+        first, *others = pool.map(findings_of, range(len(each)))
     assert all(one == first for one in others)
     return first
 

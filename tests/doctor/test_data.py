@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from data.video import sample_videos
-from doctor.examined import all_ok, judged, only_problem, only_warning, subject, tiny
+from doctor.examined import all_ok, only_problem, only_warning, subject, tiny, with_exit_code
 from program import write_corpus
 
 from jaxtrain import config
@@ -167,6 +167,6 @@ def test_a_file_that_only_the_trial_finds_broken(
     model = dataclasses.replace(wants.run.model)
     monkeypatch.setattr(type(model), "batch_spec", lambda self, rows: spec(rows))
     sources = Sources(train=source, val=source, files=9, bad=(), summary="")
-    found, _ = judged(data.trial(wants, sources))
+    found, _ = with_exit_code(data.trial(wants, sources))
     assert found[-1].level == "warning"
     assert found[-1].seen == "the trial found 1 more broken files: clip.mp4"

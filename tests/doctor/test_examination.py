@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor.examined import judged
+from doctor.examined import with_exit_code
 from program import TINY_MLM
 
 from jaxtrain.doctor import examination
@@ -81,7 +81,7 @@ def test_a_hang_is_the_last_finding(place: Path) -> None:
     assert hang.seen == "'data' did not end within 45 s; no later check was made"
     assert "ls" in hang.cure
     assert groups == ["processes", "devices", "system", "collective", "data"]
-    assert judged(findings)[1] == 1
+    assert with_exit_code(findings)[1] == 1
 
 
 @pytest.mark.long

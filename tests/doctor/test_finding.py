@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from doctor.examined import judged
+from doctor.examined import with_exit_code
 
 from jaxtrain.doctor.finding import Finding, ok, problem, run_checks, summarize, warning
 from jaxtrain.errors import InputError
@@ -31,7 +31,7 @@ def test_a_failing_check_is_a_problem_and_the_next_check_still_runs() -> None:
     assert "more" not in found[1].seen
     assert found[1].cure
     assert found[2].seen == "--data.path x: no such file: give another"
-    assert judged(found)[1] == 1
+    assert with_exit_code(found)[1] == 1
 
 
 def test_levels_and_fixes_are_aligned_within_100_columns() -> None:

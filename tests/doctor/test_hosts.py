@@ -56,13 +56,13 @@ def test_findings_of_other_processes_are_reported_once() -> None:
 def on_both(check: Callable[[KeyValueStore], Iterable[Finding]]) -> list[list[Finding]]:
     """Returns what a check finds in each of two processes, which are threads."""
 
-    def found(store: KeyValueStore) -> list[Finding]:
+    def findings_of(store: KeyValueStore) -> list[Finding]:
         findings: list[Finding] = []
         run_checks("processes", {"check": lambda: check(store)}, findings.append)
         return findings
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return list(pool.map(found, FakeClient(2).stores()))
+        return list(pool.map(findings_of, FakeClient(2).stores()))
 
 
 @pytest.mark.parametrize(

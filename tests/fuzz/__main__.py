@@ -235,7 +235,7 @@ class _Pool:
         results: list[Result] = []
 
         def run_case(case: Wanted) -> None:
-            result = self._one(*case)
+            result = self._run_case(*case)
             with self._lock:
                 results.append(result)
                 for problem in result.problems:
@@ -247,16 +247,16 @@ class _Pool:
         list(self._threads.map(run_case, wanted))
         return results
 
-    def _one(self, kind: str, seed: int, fresh: bool) -> Result:
+    def _run_case(self, kind: str, seed: int, fresh: bool) -> Result:
         box = self._free.get()
         try:
-            return self._judged(box, kind, seed, fresh=fresh)
+            return self._run_and_check(box, kind, seed, fresh=fresh)
         except Exception as error:  # an error of the harness; the other cases continue
             return Result(kind, "harness", (f"harness: {error!r}",))
         finally:
             self._free.put(box)
 
-    def _judged(self, box: sandbox.Sandbox, kind: str, seed: int, *, fresh: bool) -> Result:
+    def _run_and_check(self, box: sandbox.Sandbox, kind: str, seed: int, *, fresh: bool) -> Result:
         case = cases.make(kind, seed, self._valid, box.clear())
         known = cases.KINDS[kind]
         ended = box.run(case.arguments, fresh=fresh)

@@ -252,10 +252,10 @@ def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
         formats.folder(rng, path)
     else:
         formats.folder(rng, path, lambda file: file.name == chosen.change)
-    return Case(command.arguments(shown(path, folder)), command)
+    return Case(command.arguments(relative(path, folder)), command)
 
 
-def shown(path: Path, folder: Path) -> str:
+def relative(path: Path, folder: Path) -> str:
     """Returns a path relative to the case's folder, for command lines."""
     inside = os.path.relpath(os.fsencode(path), os.fsencode(folder))
     return os.fsdecode(os.path.normpath(os.path.join(os.fsencode(INPUT), inside)))

@@ -20,7 +20,7 @@ MODEL = video_ae.Config.tiny()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A weights file and the module that it was saved from."""
     path = tmp_path_factory.mktemp("teacher") / "taught v1.safetensors"
     definition = ModelDefinition(MODEL.build)
@@ -37,8 +37,8 @@ def _load(path: Path | str, model: Any = MODEL, **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_our_own_encoder_as_a_teacher(made: tuple[Path, Any]) -> None:
-    path, module = made
+def test_our_own_encoder_as_a_teacher(saved_model: tuple[Path, Any]) -> None:
+    path, module = saved_model
     log: list[str] = []
     teacher = _load(path, say=log.append)
     video = np.random.default_rng(0).random((8, 4, 16, 16, 3), np.float32)
@@ -50,8 +50,10 @@ def test_our_own_encoder_as_a_teacher(made: tuple[Path, Any]) -> None:
     assert log == [f"teacher {teacher.name}: {path}, latents times 1"]
 
 
-def test_the_name_depends_on_encoder_and_scaling(made: tuple[Path, Any], tmp_path: Path) -> None:
-    path, _ = made
+def test_the_name_depends_on_encoder_and_scaling(
+    saved_model: tuple[Path, Any], tmp_path: Path
+) -> None:
+    path, _ = saved_model
     name = _load(path).name
     assert name.startswith("taught-v1-")
     loaded = weights.load(path)
@@ -65,26 +67,32 @@ def test_the_name_depends_on_encoder_and_scaling(made: tuple[Path, Any], tmp_pat
 
 
 @pytest.mark.parametrize("scaling", [0.0, float("nan"), float("inf")])
-def test_a_factor_that_cannot_be_undone_is_refused(made: tuple[Path, Any], scaling: float) -> None:
+def test_a_factor_that_cannot_be_undone_is_refused(
+    saved_model: tuple[Path, Any], scaling: float
+) -> None:
     with pytest.raises(InputError, match=r"--teacher-scaling .*: use a finite factor other than 0"):
-        _load(made[0], scaling=scaling)
+        _load(saved_model[0], scaling=scaling)
 
 
-def test_loss_settings_do_not_change_a_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
-    params = weights.load(made[0]).params
+def test_loss_settings_do_not_change_a_teacher(
+    saved_model: tuple[Path, Any], tmp_path: Path
+) -> None:
+    params = weights.load(saved_model[0]).params
     model = dataclasses.replace(MODEL, perceptual=None, teacher=video_ae.Teacher(), remat="block")
-    path = tmp_path / made[0].name
+    path = tmp_path / saved_model[0].name
     weights.save(path, model, params)
-    assert _load(path).name == _load(made[0]).name
+    assert _load(path).name == _load(saved_model[0]).name
 
 
-def test_sources_that_are_not_teachers_are_refused(made: tuple[Path, Any], tmp_path: Path) -> None:
+def test_sources_that_are_not_teachers_are_refused(
+    saved_model: tuple[Path, Any], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"--teacher .*gone: no such file or folder; pass a"):
         _load(tmp_path / "gone")
     with pytest.raises(InputError, match=r"no checkpoint found in"):
         _load(tmp_path)
     with pytest.raises(InputError, match=r"--teacher-sample 1: .* has no latent distribution"):
-        _load(made[0], sample_seed=1)
+        _load(saved_model[0], sample_seed=1)
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
     with pytest.raises(
         InputError, match=r"pip install -e '.\[interop\]'|holds the class AutoencoderKL;"

@@ -31,7 +31,7 @@ def output(process: subprocess.Popen[str]) -> str:
     return text
 
 
-def made(out: Path) -> dict[str, bytes]:
+def outputs_of(out: Path) -> dict[str, bytes]:
     """The outputs, and the records of their inputs."""
     return {
         path.relative_to(out).as_posix(): path.read_bytes()
@@ -53,6 +53,6 @@ def test_an_array_of_tasks_makes_what_one_process_makes(tmp_path: Path) -> None:
     victim.communicate()
     tasks = [start(videos, out, index) for index in (0, 1, 3)]
     assert all("SLURM: doing part " in output(task) for task in tasks)
-    assert made(out) != made(alone), "the task was killed too late"
+    assert outputs_of(out) != outputs_of(alone), "the task was killed too late"
     output(start(videos, out, 2))
-    assert made(out) == made(alone)
+    assert outputs_of(out) == outputs_of(alone)

@@ -25,13 +25,13 @@ TINY = dataclasses.replace(gpt.Config.tiny(), kv_heads=1)
 
 
 @pytest.fixture(scope="module")
-def parts() -> tuple[Any, Any]:
+def graph_and_params() -> tuple[Any, Any]:
     return small_causal.stirred(TINY)
 
 
-def test_a_position_sees_itself_and_earlier_positions(parts: tuple[Any, Any]) -> None:
+def test_a_position_sees_itself_and_earlier_positions(graph_and_params: tuple[Any, Any]) -> None:
     """Checks the gradient of each position's output with respect to each position's input."""
-    graph, params = parts
+    graph, params = graph_and_params
 
     def through(x_BSD: jax.Array) -> jax.Array:
         module = nnx.merge(graph, params)
@@ -48,8 +48,8 @@ def test_a_position_sees_itself_and_earlier_positions(parts: tuple[Any, Any]) ->
     assert (slopes[~allowed] == 0).all()
 
 
-def test_ignored_targets_do_not_count(parts: tuple[Any, Any]) -> None:
-    evaluate = jax.jit(lambda b: nnx.merge(*parts).evaluate(b))
+def test_ignored_targets_do_not_count(graph_and_params: tuple[Any, Any]) -> None:
+    evaluate = jax.jit(lambda b: nnx.merge(*graph_and_params).evaluate(b))
     whole = batch(TINY)
     ignored = {**whole, "targets": whole["targets"].at[:, 5].set(-1)}
     assert evaluate(ignored)["loss"][1] == evaluate(whole)["loss"][1] - 4

@@ -24,7 +24,7 @@ MODELS: dict[str, Any] = {
 KEYS = jax.random.split(jax.random.key(7), 4)  # one per example
 
 
-class Made:
+class SmallModel:
     """A model with perturbed parameters, a batch, and its evaluation."""
 
     def __init__(self, model: Any) -> None:
@@ -40,54 +40,54 @@ class Made:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def made(request: pytest.FixtureRequest) -> Made:
-    return Made(MODELS[request.param])
+def small(request: pytest.FixtureRequest) -> SmallModel:
+    return SmallModel(MODELS[request.param])
 
 
 def assert_same(left: Any, right: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), left, right)
 
 
-def test_a_batch_matches_its_spec(made: Made) -> None:
-    assert {name: (a.shape, a.dtype) for name, a in made.batch.items()} == {
-        name: (a.shape, a.dtype) for name, a in made.model.batch_spec(4).items()
+def test_a_batch_matches_its_spec(small: SmallModel) -> None:
+    assert {name: (a.shape, a.dtype) for name, a in small.batch.items()} == {
+        name: (a.shape, a.dtype) for name, a in small.model.batch_spec(4).items()
     }
 
 
-def test_weighted_sums_of_parts_add_up(made: Made) -> None:
+def test_weighted_sums_of_parts_add_up(small: SmallModel) -> None:
     """Examples of weight zero do not count."""
-    whole = {**made.batch, "weight": jnp.array([1.0, 2, 0.5, 1])}
+    whole = {**small.batch, "weight": jnp.array([1.0, 2, 0.5, 1])}
     first, second = (rows_of(whole, part) for part in (slice(2), slice(2, 4)))
-    parts = made.evaluate(first), made.evaluate(second)
-    assert_same(made.evaluate(whole), jax.tree.map(jnp.add, *parts))
-    assert_same(made.evaluate({**whole, "weight": jnp.array([1.0, 2, 0, 0])}), parts[0])
+    parts = small.evaluate(first), small.evaluate(second)
+    assert_same(small.evaluate(whole), jax.tree.map(jnp.add, *parts))
+    assert_same(small.evaluate({**whole, "weight": jnp.array([1.0, 2, 0, 0])}), parts[0])
 
 
-def test_bfloat16_parameters_give_a_float32_loss(made: Made) -> None:
-    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), made.params)
+def test_bfloat16_parameters_give_a_float32_loss(small: SmallModel) -> None:
+    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), small.params)
 
     def dtypes(function: Any) -> set[Any]:
         return {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(function, low))}
 
-    assert dtypes(made.loss) == {jnp.dtype("float32")}
-    assert dtypes(jax.grad(lambda p: made.loss(p)[0])) == {jnp.dtype("bfloat16")}
-    assert dtypes(lambda p: nnx.merge(made.graph, p).hidden_states(made.batch["tokens"])) == {
+    assert dtypes(small.loss) == {jnp.dtype("float32")}
+    assert dtypes(jax.grad(lambda p: small.loss(p)[0])) == {jnp.dtype("bfloat16")}
+    assert dtypes(lambda p: nnx.merge(small.graph, p).hidden_states(small.batch["tokens"])) == {
         jnp.dtype("bfloat16")
     }
-    rounded = jax.jit(lambda p, b: nnx.merge(made.graph, p).evaluate(b))(low, made.batch)
-    exact = made.evaluate(made.batch)
+    rounded = jax.jit(lambda p, b: nnx.merge(small.graph, p).evaluate(b))(low, small.batch)
+    exact = small.evaluate(small.batch)
     assert float(rounded["loss"][0]) == pytest.approx(float(exact["loss"][0]), rel=0.03)
 
 
 @pytest.mark.slow
-def test_remat_changes_no_number(made: Made) -> None:
+def test_remat_changes_no_number(small: SmallModel) -> None:
     """Including dropout: the key draws the same mask again."""
     results = []
     for mode in ("none", "block"):
-        graph = nnx.graphdef(dataclasses.replace(made.model, remat=mode).build(nnx.Rngs(0)))
+        graph = nnx.graphdef(dataclasses.replace(small.model, remat=mode).build(nnx.Rngs(0)))
         loss = jax.value_and_grad(
-            lambda p, graph=graph: nnx.merge(graph, p).loss(made.batch, KEYS)[0]
+            lambda p, graph=graph: nnx.merge(graph, p).loss(small.batch, KEYS)[0]
         )
-        results.append(jax.tree.leaves(jax.jit(loss)(made.params)))
+        results.append(jax.tree.leaves(jax.jit(loss)(small.params)))
     for none, block in zip(*results, strict=True):
         assert np.linalg.norm(none - block) < 1e-5 * np.linalg.norm(none)

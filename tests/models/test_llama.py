@@ -33,21 +33,21 @@ def fresh() -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def parts(fresh: tuple[Any, Any]) -> tuple[Any, Any]:
+def graph_and_params(fresh: tuple[Any, Any]) -> tuple[Any, Any]:
     """Returns graph and perturbed parameters."""
     return fresh[0], toy.stirred(toy.stirred(fresh[1]))
 
 
 @pytest.fixture(scope="module")
-def loss(parts: tuple[Any, Any]) -> Function:
-    graph, params = parts
+def loss(graph_and_params: tuple[Any, Any]) -> Function:
+    graph, params = graph_and_params
     run = jax.jit(lambda p, b, k: nnx.merge(graph, p).loss(b, k))
     return lambda b, k: run(params, b, k)
 
 
 @pytest.fixture(scope="module")
-def evaluate(parts: tuple[Any, Any]) -> Function:
-    graph, params = parts
+def evaluate(graph_and_params: tuple[Any, Any]) -> Function:
+    graph, params = graph_and_params
     run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
     return lambda b: run(params, b)
 

@@ -36,21 +36,21 @@ def bert() -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def parts(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+def graph_and_params(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """The graph and the parameters of each model."""
     return stirred(MODELS[request.param])
 
 
 @pytest.fixture(scope="module")
-def evaluate(parts: tuple[Any, Any]) -> Any:
-    graph, params = parts
+def evaluate(graph_and_params: tuple[Any, Any]) -> Any:
+    graph, params = graph_and_params
     run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
     return lambda b: run(params, b)
 
 
 @pytest.fixture(scope="module")
-def encode(parts: tuple[Any, Any]) -> Any:
-    graph, params = parts
+def encode(graph_and_params: tuple[Any, Any]) -> Any:
+    graph, params = graph_and_params
     run = jax.jit(lambda p, tokens: nnx.merge(graph, p).hidden_states(tokens))
     return lambda tokens: run(params, tokens)
 
@@ -97,11 +97,13 @@ def test_dropout_depends_on_the_keys(bert: tuple[Any, Any]) -> None:
     assert loss(params, KEYS) != evaluate(batch())["loss"][0]
 
 
-def test_without_dropout_training_and_validation_agree(evaluate: Any, parts: Any) -> None:
-    module = nnx.merge(*parts)
+def test_without_dropout_training_and_validation_agree(
+    evaluate: Any, graph_and_params: Any
+) -> None:
+    module = nnx.merge(*graph_and_params)
     if isinstance(module, mlm.MaskedLanguageModel):
         module = dataclasses.replace(TINY, dropout=0.0).build(nnx.Rngs(0))
-        nnx.update(module, parts[1])
+        nnx.update(module, graph_and_params[1])
     graph, params = nnx.split(module)
     loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEYS))
     total, weight, metrics = loss(params, batch())
@@ -122,7 +124,7 @@ def bert_state_dict(module: mlm.MaskedLanguageModel) -> dict[str, np.ndarray]:
         found[f"{name}.weight"] = np.asarray(layer.scale[...], np.float64)
         found[f"{name}.bias"] = np.asarray(layer.bias[...], np.float64)
 
-    def both(layer: mlm.Dense) -> tuple[np.ndarray, np.ndarray]:
+    def kernel_and_bias(layer: mlm.Dense) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(layer.kernel[...], np.float64), np.asarray(layer.bias[...], np.float64)
 
     prefix = "bert.embeddings"
@@ -134,15 +136,15 @@ def bert_state_dict(module: mlm.MaskedLanguageModel) -> dict[str, np.ndarray]:
     norm(f"{prefix}.LayerNorm", module.embeddings.norm)
     for number, layer in enumerate(module.layers):
         prefix = f"bert.encoder.layer.{number}"
-        kernels, biases = (np.split(part, 3, axis=-1) for part in both(layer.qkv))
+        kernels, biases = (np.split(part, 3, axis=-1) for part in kernel_and_bias(layer.qkv))
         for name, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
             dense(f"{prefix}.attention.self.{name}", kernel, bias)
-        dense(f"{prefix}.attention.output.dense", *both(layer.attention_out))
+        dense(f"{prefix}.attention.output.dense", *kernel_and_bias(layer.attention_out))
         norm(f"{prefix}.attention.output.LayerNorm", layer.attention_norm)
-        dense(f"{prefix}.intermediate.dense", *both(layer.ff_in))
-        dense(f"{prefix}.output.dense", *both(layer.ff_out))
+        dense(f"{prefix}.intermediate.dense", *kernel_and_bias(layer.ff_in))
+        dense(f"{prefix}.output.dense", *kernel_and_bias(layer.ff_out))
         norm(f"{prefix}.output.LayerNorm", layer.ff_norm)
-    dense("cls.predictions.transform.dense", *both(module.head.dense))
+    dense("cls.predictions.transform.dense", *kernel_and_bias(module.head.dense))
     norm("cls.predictions.transform.LayerNorm", module.head.norm)
     found["cls.predictions.bias"] = np.asarray(module.head.bias[...], np.float64)
     return found

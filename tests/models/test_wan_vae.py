@@ -39,7 +39,7 @@ def batch(clips: int, frames: int = 5) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made() -> Any:
+def definition_and_params() -> Any:
     """Definition and parameters; those that start as zeros have other values."""
     definition = ModelDefinition(TINY.build)
     return definition, toy.stirred(definition.init(jax.random.key(0))[0])
@@ -86,8 +86,8 @@ def test_the_largest_rate_is_that_of_the_widest_layer() -> None:
 
 
 @pytest.mark.long
-def test_chunks_and_rematerialization_change_no_gradient(made: Any) -> None:
-    _, params = made
+def test_chunks_and_rematerialization_change_no_gradient(definition_and_params: Any) -> None:
+    _, params = definition_and_params
     found = []
     for remat, chunk in (("none", None), ("chunk", 1)):
         model = dataclasses.replace(TINY, frames=9, remat=remat, chunk=chunk)
@@ -108,9 +108,9 @@ def test_chunks_and_rematerialization_change_no_gradient(made: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_has_the_latents_and_frames_of_the_clip(made: Any) -> None:
+def test_a_stream_has_the_latents_and_frames_of_the_clip(definition_and_params: Any) -> None:
     """Of 6 frames: the last is repeated to 9, which are 3 latents."""
-    definition, params = made
+    definition, params = definition_and_params
     module = definition.module(params, {})
     clip = jnp.asarray(video(6), jnp.float32) / 255
     latents = jax.jit(type(module).encode)(module, clip)

@@ -52,13 +52,15 @@ def test_the_wide_product_multiplies_no_float32() -> None:
     x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
     x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
 
-    def both(x: Any, y: Any, grad: Any) -> Any:
+    def value_and_gradients(x: Any, y: Any, grad: Any) -> Any:
         z, pull = jax.vjp(lambda x, y: layers.einsum_float32("bmd,vd->bmv", x, y), x, y)
         return z, pull(grad)
 
-    z, found = both(x, y, grad)
+    z, found = value_and_gradients(x, y, grad)
     assert (z.dtype, *(array.dtype for array in found)) == (jnp.float32, *[jnp.bfloat16] * 2)
-    products = re.findall(r"dot_general.*: \((.+?)\) ->", jax.jit(both).lower(x, y, grad).as_text())
+    products = re.findall(
+        r"dot_general.*: \((.+?)\) ->", jax.jit(value_and_gradients).lower(x, y, grad).as_text()
+    )
     assert len(products) == 3
     assert not [operands for operands in products if "f32" in operands.replace("bf16", "")]
 

@@ -29,21 +29,21 @@ def backward(rows: jax.Array, shared: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rows @ shared, rows.T @ jnp.sin(rows @ shared)
 
 
-def found(rows: Any, shared: Any) -> Any:
+def at_once(rows: Any, shared: Any) -> Any:
     return per_device.at_once(backward, rows, shared)
 
 
 def on_gpus(rows: Any, shared: Any) -> Any:
     with per_device.tracing(platform="cuda", mesh=mesh()):
-        return found(rows, shared)
+        return at_once(rows, shared)
 
 
 def nested(rows: Any, shared: Any) -> Any:
     with per_device.tracing(platform="cuda", mesh=mesh()):
-        return per_device.at_once(found, rows, shared)
+        return per_device.at_once(at_once, rows, shared)
 
 
-@pytest.mark.parametrize(("function", "barriers"), [(on_gpus, 1), (nested, 2), (found, 0)])
+@pytest.mark.parametrize(("function", "barriers"), [(on_gpus, 1), (nested, 2), (at_once, 0)])
 def test_the_numbers_match_one_device(function: Any, barriers: int) -> None:
     rows = NamedSharding(mesh(), PartitionSpec(("data", "fsdp")))
     whole = NamedSharding(mesh(), PartitionSpec())
@@ -91,7 +91,7 @@ def test_a_batch_is_summed_in_float32_and_communicated_in_bfloat16() -> None:
 
 def test_cpus_get_no_barrier() -> None:
     with per_device.tracing(mesh=mesh()):
-        assert "optimization_barrier" not in jax.jit(found).lower(ROWS, SHARED).as_text()
+        assert "optimization_barrier" not in jax.jit(at_once).lower(ROWS, SHARED).as_text()
 
 
 def test_the_gradients_of_two_uses_are_summed_over_devices_once() -> None:
@@ -133,6 +133,6 @@ def test_there_are_copies_only_for_several_gpus_that_divide_the_rows() -> None:
         assert per_device.copies(table, 16) is None
     with per_device.tracing(platform="cuda", mesh=mesh()):
         assert per_device.copies(table, 15) is None
-        found = per_device.copies(table, 16)
-    assert found is not None
-    assert found.array.shape == (8, *table.shape)
+        copies = per_device.copies(table, 16)
+    assert copies is not None
+    assert copies.array.shape == (8, *table.shape)

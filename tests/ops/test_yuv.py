@@ -42,7 +42,7 @@ def frame_of(planes: list[np.ndarray]) -> av.VideoFrame:
     return frame
 
 
-def both(
+def on_host_and_device(
     height: int, width: int, position: video_frames.CropPosition
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a frame of this size, cropped: converted by the host, and by the device."""
@@ -75,13 +75,13 @@ SIZES = [(80, 120), (74, 110), (64, 96), (50, 76), (22, 34)]
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_it_equals_libswscale_to_one_level(size: tuple[int, int], mirror: bool) -> None:
-    close(*both(*size, video_frames.CropPosition(mirror=mirror)))
+    close(*on_host_and_device(*size, video_frames.CropPosition(mirror=mirror)))
 
 
 @pytest.mark.parametrize("corner", [0.0, 1.0])
 def test_pixels_outside_of_the_crop_have_no_effect(corner: float) -> None:
     position = video_frames.CropPosition(scale=0.8, across=corner, down=corner)
-    close(*both(100, 150, position))
+    close(*on_host_and_device(100, 150, position))
 
 
 def test_a_blank_example_has_numbers() -> None:

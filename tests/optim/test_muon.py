@@ -44,11 +44,11 @@ def matrices(seed: int = 0) -> dict[str, np.ndarray]:
     """Returns matrices with singular values from 0.2 to 1; 0.01 would need over five iterations."""
     rng = np.random.default_rng(seed)
 
-    def one(shape: tuple[int, int]) -> np.ndarray:
+    def matrix(shape: tuple[int, int]) -> np.ndarray:
         u, values, v = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
         return np.float32(u * np.linspace(1, 0.2, len(values)) @ v)
 
-    return {name: one(shape) for name, shape in SHAPES.items()}
+    return {name: matrix(shape) for name, shape in SHAPES.items()}
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3])

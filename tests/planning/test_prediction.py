@@ -36,10 +36,10 @@ def step(**changes: Any) -> CompiledStep:
     return compiled(**size | work | about | changes)
 
 
-def made(
+def plan_of(
     price: float | None = None,
     host: input_rate.Host = MANY,
-    typed: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     efficiency: float | None = None,
     name: str = "h100_16",
     preparation: Sequence[Estimate] = (),
@@ -48,7 +48,7 @@ def made(
     return planner.make_plan(
         step(**changes),
         H100,
-        config.load(name, [*(TWELVE if name == "h100_16" else ()), *typed]),
+        config.load(name, [*(TWELVE if name == "h100_16" else ()), *overrides]),
         gpus_per_node=8,
         price=price,
         host=host,
@@ -69,7 +69,7 @@ def test_needed_memory_is_the_sum_of_the_rows_and_counts_gradients_once() -> Non
 
 
 def test_the_other_states_of_a_replayed_step_are_named() -> None:
-    lines = report.memory(made(second_state=7 * GIB)).split("\n")
+    lines = report.memory(plan_of(second_state=7 * GIB)).split("\n")
     (second,) = [line for line in lines if "second state" in line]
     assert second.split()[2] == "7.000"
     assert "loop.replay_every computes twice" in second
@@ -97,14 +97,14 @@ def test_a_measured_efficiency_replaces_the_range_and_communication_is_added() -
     assert time.communication == 1e9 / H100.node_rate
     assert time.best == pytest.approx(2 * bound / 1.15 + time.communication - time.hidden)
     assert time.worst == pytest.approx(2 * bound * 1.15 + time.communication)
-    printed = report.text(made(efficiency=0.5))
+    printed = report.text(plan_of(efficiency=0.5))
     assert "at 50% (measured) +- 15%" in printed
     assert "assumed)\n\ninput" not in printed
-    assert "at 101% to 74% (assumed)" in report.text(made())
+    assert "at 101% to 74% (assumed)" in report.text(plan_of())
 
 
 def test_hours_and_cost() -> None:
-    found = made(price=2.0)
+    found = plan_of(price=2.0)
     parts, time = found.run.seconds, found.time
     assert parts is not None
     assert time is not None
@@ -117,8 +117,8 @@ def test_hours_and_cost() -> None:
         hours = sum(part[end] for part in parts.values()) / 3600
         assert found.run.hours[end] == pytest.approx(hours)
         assert found.run.money[end] == pytest.approx(hours * 16 * 2.0)
-    assert made(total=None, price=2.0).run.money is None
-    unknown = report.text(made(total=None))
+    assert plan_of(total=None, price=2.0).run.money is None
+    unknown = report.text(plan_of(total=None))
     assert "hours unknown: loop.epochs depends on the data" in unknown
     assert max(map(len, unknown.splitlines())) <= 80
 
@@ -130,7 +130,7 @@ def seconds(found: planner.Plan) -> dict[str, prediction.Range]:
 
 def test_a_gate_costs_the_start_and_its_share_of_the_run() -> None:
     text = "val/loss < 3 at 1500"  # decided by the validation after 1,600 of 3,600 steps
-    found = made(price=2.0, typed=["--loop.gates", text, "--loop.eval_every", "400"])
+    found = plan_of(price=2.0, overrides=["--loop.gates", text, "--loop.eval_every", "400"])
     (hours,) = found.run.gates.values()
     assert found.run.hours is not None
     started = 61 / 3600  # start and compilation
@@ -142,8 +142,10 @@ def test_a_gate_costs_the_start_and_its_share_of_the_run() -> None:
 
 
 def test_hours_and_cost_include_replayed_steps() -> None:
-    plain = made(price=2.0)
-    found = made(price=2.0, typed=["--loop.replay_every", "1000"])  # of 3,600: 4 with the last one
+    plain = plan_of(price=2.0)
+    found = plan_of(
+        price=2.0, overrides=["--loop.replay_every", "1000"]
+    )  # of 3,600: 4 with the last one
     assert seconds(plain)["replayed steps"] == (0.0, 0.0)
     assert "replayed steps" not in report.text(plain)
     extra = seconds(found)["replayed steps"]
@@ -158,22 +160,22 @@ def test_hours_and_cost_include_replayed_steps() -> None:
         assert plain.run.money is not None
         money = found.run.money[end] - plain.run.money[end]
         assert money == pytest.approx(hours * 16 * 2.0)
-    often = made(typed=["--loop.replay_every", "120"])
+    often = plan_of(overrides=["--loop.replay_every", "120"])
     steps = seconds(often)["steps"]
     assert seconds(often)["replayed steps"][0] == pytest.approx(30 * 1.1 / 3600 * steps[0])
     assert "replayed steps " in report.text(often)
 
 
 def test_examples_per_second_that_each_host_must_load() -> None:
-    found = made()  # 16 GPUs in 2 nodes
+    found = plan_of()  # 16 GPUs in 2 nodes
     assert found.run.steps_per_second is not None
     rate = found.run.steps_per_second[0] * found.batch_size / 2
     assert f" to {rate:.0f} clips/s needed: the GPUs do not wait" in report.text(found)
 
 
 def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
-    slow = made(price=2.0, host=input_rate.Host(cores=4), typed=TWELVE)
-    fast = made(price=2.0, typed=TWELVE)
+    slow = plan_of(price=2.0, host=input_rate.Host(cores=4), overrides=TWELVE)
+    fast = plan_of(price=2.0, overrides=TWELVE)
     assert (slow.bound, fast.bound) == ("input", "arithmetic")
     rows = slow.batch_size / 2
     assert slow.run.steps_per_second == pytest.approx([n / rows for n in (2 * 28.7, 2 * 13.9)])
@@ -195,38 +197,38 @@ def test_slow_input_bounds_the_step_and_is_paid_for() -> None:
 
 
 def test_input_that_may_be_too_slow() -> None:
-    found = made(host=input_rate.Host(cores=16), flops=3e15)
+    found = plan_of(host=input_rate.Host(cores=16), flops=3e15)
     assert found.input.waits == "maybe"
     assert found.bound == "arithmetic or input"
     assert "the GPUs may wait" in report.text(found)
 
 
 def test_validation_and_saves_follow_the_config() -> None:
-    found = seconds(made())
-    often = seconds(made(typed=["--loop.eval_every", "50", "--checkpoint.every", "100"]))
+    found = seconds(plan_of())
+    often = seconds(plan_of(overrides=["--loop.eval_every", "50", "--checkpoint.every", "100"]))
     assert often["validation"][0] > 5 * found["validation"][0]
     assert often["validation"][0] > 3600 / 50 * (0.16 + 0.44)  # samples
     assert often["saves"][0] == pytest.approx(37 / 4 * found["saves"][0])
     assert found["start"] == (prediction.START_S, prediction.START_S)
     saves = len(range(0, 3600, 100)) + 1
-    larger = seconds(made(checkpoint=2e11, typed=["--checkpoint.every", "100"]))
+    larger = seconds(plan_of(checkpoint=2e11, overrides=["--checkpoint.every", "100"]))
     # Each of two hosts copies its half of 200 GB.
     assert larger["saves"][0] == pytest.approx(saves * (prediction.SAVE_S + 100))
-    never = seconds(made(typed=["--loop.eval_every", "None", *NO_BEST]))
+    never = seconds(plan_of(overrides=["--loop.eval_every", "None", *NO_BEST]))
     assert never["validation"] == (0.0, 0.0)
 
 
 def test_the_verdict_includes_the_margin() -> None:
-    found = made()
+    found = plan_of()
     spare = found.memory.spare / GIB
     assert report.fit_sentence(found) == f"fits with {spare:.1f} GiB to spare on each device"
-    assert report.fit_sentence(made(temporaries=10**11)).startswith("does not fit: ")
+    assert report.fit_sentence(plan_of(temporaries=10**11)).startswith("does not fit: ")
     assert found.fits is True
-    assert made(temporaries=10**11).fits is False
+    assert plan_of(temporaries=10**11).fits is False
 
 
 def test_the_text_contains_every_section() -> None:
-    said = report.text(made(price=1.0, typed=TWELVE))
+    said = report.text(plan_of(price=1.0, overrides=TWELVE))
     for words in (
         *(
             "16 x NVIDIA H100 80GB HBM3 (2 nodes)",
@@ -248,11 +250,11 @@ def test_a_plan_fits_on_one_screen(name: str, cores: int | None) -> None:
     array = "encoder.blocks.0.conv.kernel"
     slot = Temporary(4 * GIB, "bf16[48,480,720,128]", ("models/video_ae/blocks.py:1 (a)",))
     said = report.text(
-        made(
+        plan_of(
             name=name,
             price=2.5,
             host=input_rate.Host(cores=cores),
-            typed=["--loop.replay_every", "100"],
+            overrides=["--loop.replay_every", "100"],
             convolutions=True,
             kernels={"attention_forward": 40, "attention_backward": 20},
             second_state=GIB,
@@ -273,9 +275,9 @@ def test_a_plan_fits_on_one_screen(name: str, cores: int | None) -> None:
 
 def test_what_a_run_prepares_costs_time_of_its_gpus() -> None:
     """Unless it takes longer than a run waits: then it is made before."""
-    plain, cores = made(price=2), MANY.cores or 0
+    plain, cores = plan_of(price=2), MANY.cores or 0
     minutes = Estimate("24 videos (4,588 frames)", 2 * cores * 600.0, 2**30)  # of two nodes
-    plan = made(price=2, preparation=[minutes])
+    plan = plan_of(price=2, preparation=[minutes])
     assert plan.run.seconds is not None
     assert plan.run.hours is not None
     assert plain.run.hours is not None
@@ -283,7 +285,7 @@ def test_what_a_run_prepares_costs_time_of_its_gpus() -> None:
     assert plan.run.hours[0] - plain.run.hours[0] == pytest.approx(1 / 6)
     page = " ".join(report.text(plan).split())
     assert "before the first step: cutting 24 videos (4,588 frames):" in page
-    long = made(price=2, preparation=[minutes._replace(core_s=4 * minutes.core_s)])
+    long = plan_of(price=2, preparation=[minutes._replace(core_s=4 * minutes.core_s)])
     assert long.run.hours == plain.run.hours
     assert "before the run, with prepare clips: cutting 24 videos" in " ".join(
         report.text(long).split()

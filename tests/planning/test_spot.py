@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from planning.test_prediction import made
+from planning.test_prediction import plan_of
 
 from jaxtrain.planning import report, spot
 
@@ -65,7 +65,7 @@ def test_no_other_interval_is_much_better(save_s: float, mean_s: float) -> None:
 
 
 def test_a_plan_on_spot_machines_names_the_cadence_and_the_share_of_the_cost() -> None:
-    plan = made(price=3.0)
+    plan = plan_of(price=3.0)
     expected = spot.predict(plan, 1.0, 6.0)
     assert expected is not None
     assert plan.run.hours is not None
@@ -77,4 +77,4 @@ def test_a_plan_on_spot_machines_names_the_cadence_and_the_share_of_the_cost() -
     assert "% of the cost above" in page
     hopeless = spot.predict(plan, 1.0, 1e5)
     assert "it makes no progress" in report.on_spot(plan, hopeless)
-    assert "unknown" in report.on_spot(plan, spot.predict(made(total=None), 1.0, 6.0))
+    assert "unknown" in report.on_spot(plan, spot.predict(plan_of(total=None), 1.0, 6.0))

@@ -43,7 +43,7 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_plotly", lambda: "")  # as large as the rest of the page
 
 
-def made(*directories: Path) -> Parsed:
+def parsed_page(*directories: Path) -> Parsed:
     labels = run_files.labels(directories)
     return Parsed(
         page.page([run_files.read(*pair) for pair in zip(directories, labels, strict=True)])
@@ -57,7 +57,7 @@ def text_of(parsed: Parsed) -> str:
 def test_one_run(tmp_path: Path) -> None:
     written_run.write(tmp_path, history=written_run.full_history())
     written_run.add_samples(tmp_path, [50, 100])
-    parsed = made(tmp_path)
+    parsed = parsed_page(tmp_path)
     text = text_of(parsed)
     for expected in (
         "tiny done 100 of 100 steps",
@@ -97,7 +97,7 @@ def test_one_run(tmp_path: Path) -> None:
 def test_gates_show_how_they_were_decided(tmp_path: Path) -> None:
     gates = ["val/loss < 0.2 at 30", "val/loss < 0.01 at 100", "val/loss < 1 at 101"]
     loop = {"loop": {"gates": gates}}
-    text = text_of(made(written_run.write(tmp_path, config=written_run.CONFIG | loop)))
+    text = text_of(parsed_page(written_run.write(tmp_path, config=written_run.CONFIG | loop)))
     assert "gate val/loss < 0.2 at 30 met: 0.09804 at step 50" in text
     assert "gate val/loss < 0.01 at 100 not met: 0.0495" in text
     assert "gate val/loss < 1 at 101 not decided yet" in text
@@ -107,7 +107,7 @@ def test_two_runs_are_side_by_side_and_differences_are_highlighted(tmp_path: Pat
     other = written_run.CONFIG | {"seed": 2}
     one = written_run.write(tmp_path / "one", history=written_run.full_history())
     two = written_run.write(tmp_path / "two", config=other)
-    parsed = made(one, two)
+    parsed = parsed_page(one, two)
     text = text_of(parsed)
     assert "Differences one two seed 1 2 All" in text
     assert text.index("Differences") < text.index("Curves")  # one asks first what differs
@@ -121,7 +121,7 @@ def test_two_runs_are_side_by_side_and_differences_are_highlighted(tmp_path: Pat
 )
 def test_missing_files_still_give_a_page(tmp_path: Path, missing: dict[str, Any]) -> None:
     written_run.write(tmp_path, **({"history": written_run.full_history()[:3]} | missing))
-    assert "Written" in text_of(made(tmp_path))
+    assert "Written" in text_of(parsed_page(tmp_path))
 
 
 def test_text_of_a_run_never_becomes_markup(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_text_of_a_run_never_becomes_markup(tmp_path: Path) -> None:
         directory / "quarantine.jsonl", [{"path": evil, "reason": evil, "found": evil}]
     )
     written_run.lines(directory / "bad_steps.jsonl", [{"step": 1, "position": 2, "loss": evil}])
-    parsed = made(directory)
+    parsed = parsed_page(directory)
     assert not parsed.all("img")
     assert not parsed.all("b")[1:]  # only one of the page itself
     assert "Unreadable input files: 1; see quarantine.jsonl. Skipped steps: 1;" in text_of(parsed)
@@ -161,7 +161,7 @@ def test_a_damaged_record_is_one_line_with_the_run(tmp_path: Path, line: str) ->
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
     written_run.write(tmp_path, history=written_run.full_history())
     written_run.add_samples(tmp_path, [100])
-    parsed = made(tmp_path)
+    parsed = parsed_page(tmp_path)
     for _, attributes in parsed.tags:
         for name in ("src", "href", "poster", "action", "srcset"):
             assert str(attributes.get(name, "data:")).startswith("data:")
@@ -190,11 +190,11 @@ def test_the_page_has_at_most_as_many_bytes_of_samples_as_it_says(
     written_run.add_samples(tmp_path, range(10, 90, 10))
     step = sum(group[0].size for group in samples.stored(tmp_path))
     monkeypatch.setattr(samples, "MOST_EARLIER_BYTES", 4 * step)
-    parsed = made(tmp_path)
+    parsed = parsed_page(tmp_path)
     assert [one["data-step"] for one in parsed.all("img")] == ["20", "40", "60", "80"]
     assert "The slider has 4 steps, to keep the page small; samples/ has 4 more." in text_of(parsed)
     monkeypatch.setattr(samples, "MOST_BYTES", step)
-    assert [one["data-step"] for one in made(tmp_path).all("img")] == ["80"]
+    assert [one["data-step"] for one in parsed_page(tmp_path).all("img")] == ["80"]
 
 
 def test_the_page_contains_all_of_plotly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def bucket() -> Bucket:
 
 
 @pytest.fixture
-def held(bucket: Bucket) -> Iterator[Callable[..., Lease]]:
+def acquire_lease(bucket: Bucket) -> Iterator[Callable[..., Lease]]:
     """Acquires leases, and releases them at the end."""
     made: list[Lease] = []
 
@@ -52,24 +52,24 @@ def elsewhere(bucket: Bucket, **changes: object) -> None:
 
 
 def test_a_live_run_is_recognized_by_its_renewals(
-    bucket: Bucket, held: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, acquire_lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = held(5.0)  # its thread may get no time for a second
+    first = acquire_lease(5.0)  # its thread may get no time for a second
     monkeypatch.setattr(lease, "_is_dead", lambda found: False)  # as on another machine
     with pytest.raises(RunAgain, match=rf"another run is using {bucket.url} \(process \d+ on"):
-        held(5.0)
+        acquire_lease(5.0)
     first.check()
     assert not first.lost
 
 
 def test_a_lease_that_is_not_renewed_is_taken_over(
-    bucket: Bucket, held: Callable[..., Lease], capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, acquire_lease: Callable[..., Lease], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = held()
+    first = acquire_lease()
     first._over.set()  # as if its process were stopped
     elsewhere(bucket)
     began = time.monotonic()
-    second = held()
+    second = acquire_lease()
     assert time.monotonic() - began >= EXPIRES_S
     assert "in use by process" in capsys.readouterr().out
     assert content(bucket)["run"] == second.name
@@ -81,7 +81,7 @@ def test_a_lease_that_is_not_renewed_is_taken_over(
 
 
 def test_a_process_that_died_here_is_recognized_at_once(
-    bucket: Bucket, held: Callable[..., Lease]
+    bucket: Bucket, acquire_lease: Callable[..., Lease]
 ) -> None:
     script = (
         "import json; from jaxtrain.storage import lease;"
@@ -95,14 +95,14 @@ def test_a_process_that_died_here_is_recognized_at_once(
     assert lease.holder(bucket) != ""  # unknown
     bucket.put(lease.NAME, printed)
     began = time.monotonic()
-    held()
+    acquire_lease()
     assert time.monotonic() - began < EXPIRES_S
 
 
 def test_a_deleted_lease_is_written_again(
-    bucket: Bucket, held: Callable[..., Lease], capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, acquire_lease: Callable[..., Lease], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = held()
+    one = acquire_lease()
     for _ in range(2):
         bucket.delete([lease.NAME])
         time.sleep(EXPIRES_S)
@@ -112,10 +112,10 @@ def test_a_deleted_lease_is_written_again(
 
 
 def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
-    bucket: Bucket, held: Callable[..., Lease]
+    bucket: Bucket, acquire_lease: Callable[..., Lease]
 ) -> None:
     """Another run may have taken over, saved checkpoints, and released it."""
-    one = held()
+    one = acquire_lease()
     one._over.set()  # no renewal while this machine is cut off
     assert one._thread is not None
     one._thread.join()
@@ -126,8 +126,10 @@ def test_a_lease_that_is_missing_after_a_long_pause_is_lost(
     assert bucket.get(lease.NAME) is None
 
 
-def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[..., Lease]) -> None:
-    one = held()
+def test_a_renewal_whose_answer_was_lost_counts(
+    bucket: Bucket, acquire_lease: Callable[..., Lease]
+) -> None:
+    one = acquire_lease()
     with one._lock:
         before = one._version
         one._write(before)
@@ -137,10 +139,10 @@ def test_a_renewal_whose_answer_was_lost_counts(bucket: Bucket, held: Callable[.
 
 
 def test_a_release_that_fails_once_is_attempted_again(
-    bucket: Bucket, held: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, acquire_lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with credentials that expired a moment ago is refused."""
-    one, delete, calls = held(), Bucket.delete, list[int]()
+    one, delete, calls = acquire_lease(), Bucket.delete, list[int]()
 
     def refuse_first(self: Bucket, names: list[str]) -> None:
         calls.append(1)
@@ -156,9 +158,9 @@ def test_a_release_that_fails_once_is_attempted_again(
 
 
 def test_an_unavailable_store_does_not_lose_the_lease(
-    bucket: Bucket, held: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, acquire_lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = held()
+    one = acquire_lease()
 
     def fail(*_: object) -> None:
         raise Unavailable("gone")

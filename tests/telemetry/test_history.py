@@ -21,7 +21,7 @@ from jaxtrain.telemetry.phases import Phases
 from jaxtrain.training.run_log import RunLog
 
 
-class Left(Heartbeat):
+class RecordingHeartbeat(Heartbeat):
     """Records the exit code of this process."""
 
     code: int | None = None
@@ -38,7 +38,7 @@ class Story:
         self.directory = directory
         self.position = position
         signals = StopSignals()
-        self.heartbeat = Left(KeyValueStore(), signals)
+        self.heartbeat = RecordingHeartbeat(KeyValueStore(), signals)
         self.watchdog = Watchdog(None, self.heartbeat)
         signals.before_exit(self.heartbeat.leave)
         self.log = RunLog(signals, self.watchdog)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ARGUMENTS = [*TINY_MLM, *["--data.path", "corpus", "--output-dir", "run"]]
 
 
-def done(directory: Path) -> int:
+def last_step(directory: Path) -> int:
     """Returns the last recorded step."""
     return max(losses(directory)) if (directory / "metrics.jsonl").exists() else 0
 
@@ -56,7 +56,7 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
     os.close(terminal)
     os.set_blocking(ours, False)
     deadline = time.monotonic() + 120
-    while not done(tmp_path / "run"):
+    while not last_step(tmp_path / "run"):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
@@ -64,5 +64,5 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
             os.read(ours, 2**16)
     os.close(ours)
     assert process.wait(60) == 75
-    assert pointer.steps(tmp_path / "run/checkpoints") == [done(tmp_path / "run")]
+    assert pointer.steps(tmp_path / "run/checkpoints") == [last_step(tmp_path / "run")]
     assert "stopped because the terminal" in (tmp_path / "run/log.txt").read_text()

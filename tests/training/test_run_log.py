@@ -18,7 +18,7 @@ from jaxtrain.telemetry.console import Console
 from jaxtrain.training.run_log import RunLog
 
 
-class Left(Heartbeat):
+class RecordingHeartbeat(Heartbeat):
     """Records the exit code of this process."""
 
     left: int | None = None
@@ -30,9 +30,9 @@ class Left(Heartbeat):
 def begin(
     directory: Path,
     arguments: tuple[str, ...] = ("--debug",),
-) -> tuple[RunLog, StopSignals, Left]:
+) -> tuple[RunLog, StopSignals, RecordingHeartbeat]:
     signals = StopSignals()
-    heartbeat = Left(KeyValueStore(), signals)
+    heartbeat = RecordingHeartbeat(KeyValueStore(), signals)
     watchdog = Watchdog(None, heartbeat)
     signals.before_exit(heartbeat.leave)
     log = RunLog(signals, watchdog)

@@ -22,7 +22,7 @@ TYPED = ["--config", "demo", "--loop.steps=8", "--data.crop", "32", "48", "--deb
 DIRECTORY = Path("/runs/my run")
 
 
-def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
+def summary_lines(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
     lines: list[str] = []
     values: dict[str, Any] = {
         "results": run_summary.Results(0),
@@ -53,7 +53,7 @@ def test_the_summary_prints_results_and_the_run_directory() -> None:
     for loss in (9.0, 8.0, 7.0, 0.75, 0.5, 0.25):
         found.add({"train/loss": loss, "train/psnr": 20.0, "train/mfu": 0.1})
     validations = [{"val/loss": loss, "val/ssim": 0.5} for loss in (2.0, 1.75, 1.5)]
-    lines = said(results=found, validations=validations)
+    lines = summary_lines(results=found, validations=validations)
     assert lines[:3] == [
         "train/loss 8 -> 0.5, train/psnr 20 (means of 3 steps)",
         "val/loss 2 -> 1.5, val/ssim 0.5",
@@ -80,7 +80,7 @@ def test_the_summary_of_a_resumed_run_names_the_step_it_began_at() -> None:
 
 @pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])
 def test_the_summary_prints_a_command_that_uses_the_model(name: str) -> None:
-    lines = said(config.named(name), example_file="/cache/my scenes/a.mp4")
+    lines = summary_lines(config.named(name), example_file="/cache/my scenes/a.mp4")
     (line,) = (line for line in lines if line.startswith("try it: "))
     command, *words = shlex.split(line.removeprefix(f"try it: {PYTHON} "))
     assert command in main.COMMANDS
@@ -90,14 +90,14 @@ def test_the_summary_prints_a_command_that_uses_the_model(name: str) -> None:
 
 
 def test_each_command_has_each_flag_once() -> None:
-    on, own = said()[-2:]
+    on, own = summary_lines()[-2:]
     again = "--output-dir '/runs/my run' --resume latest"
     kept = f"{PYTHON} train demo"
     crop = "--data.crop 32 48"
     assert on == f"resume for longer: {kept} {crop} {again} --loop.steps 512"
     assert own == f"train on your own data: {kept} --loop.steps 8 {crop} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
-    assert said(arguments=typed_again)[-2] == on
+    assert summary_lines(arguments=typed_again)[-2] == on
     assert run_summary.resume_command(PYTHON, typed_again, DIRECTORY) == (
         f"{kept} --loop.steps 9 {crop} {again}"
     )
@@ -118,26 +118,28 @@ def test_with_your_own_data_the_summary_suggests_export_and_more_patience() -> N
         data=dataclasses.replace(RUN.data, path="clips"),
         loop=dataclasses.replace(RUN.loop, early_stop_patience=3, eval_every=40),
     )
-    *_, longer, last = said(run, stopped_early=True)
+    *_, longer, last = summary_lines(run, stopped_early=True)
     assert longer.startswith("resume for longer: ")
     assert longer.endswith("--loop.early_stop_patience 6")
     few = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_every=60))
-    *_, longer, _ = said(few, stopped_early=True)
+    *_, longer, _ = summary_lines(few, stopped_early=True)
     assert longer.endswith("--loop.early_stop_patience None"), "with 6 validations 6 is too much"
     export = f"export the weights: {PYTHON} export '/runs/my run' '/runs/my run'/"
     assert last == f"{export}model.safetensors"
     for name, library in (("demo_mlm", "transformers"), ("wan2_2_decoder_h100_1", "diffusers")):
         folder = dataclasses.replace(run, model=config.named(name).model)
-        assert said(folder)[-1] == f"{export}{library} --format hf"
+        assert summary_lines(folder)[-1] == f"{export}{library} --format hf"
 
 
 def test_commands_for_a_model_of_your_own_have_its_config() -> None:
     kind = type("Own", (type(RUN.model),), {"__module__": __name__})
     own = dataclasses.replace(RUN, model=kind(**vars(RUN.model)))
     typed = ["--config", "my {run}.py", "--loop.steps", "8"]
-    line = next(line for line in said(own, arguments=typed) if line.startswith("try it: "))
+    line = next(line for line in summary_lines(own, arguments=typed) if line.startswith("try it: "))
     assert line.endswith("--side-by-side --config 'my {run}.py'")
-    assert not [line for line in said(arguments=typed) if "try it" in line and "--config" in line]
+    assert not [
+        line for line in summary_lines(arguments=typed) if "try it" in line and "--config" in line
+    ]
 
 
 def reported(directory: Path) -> list[str]:
@@ -181,7 +183,7 @@ def test_a_report_that_fails_is_one_warning(
 
 
 def test_a_run_built_in_python_is_resumed_in_python_and_by_no_command() -> None:
-    lines = said(arguments=())
+    lines = summary_lines(arguments=())
     assert not any("--resume" in line or "--data.path" in line for line in lines)
     (found,) = [line for line in lines if "built in Python" in line]
     assert 'output_dir=\'/runs/my run\', resume="latest", overrides={"loop.steps": ' in found

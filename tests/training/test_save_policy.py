@@ -89,7 +89,7 @@ def progress_of(run: config.Run, directory: Path = Path()) -> RunProgress:
     return RunProgress(directory, criterion)
 
 
-def made(
+def policy_of(
     run: config.Run, checkpoints: CheckpointSaver, said: list[str], saved: Any = lambda: None
 ) -> save_policy.SavePolicy:
     meta = save_policy.describe(run, "fingerprint")
@@ -102,14 +102,14 @@ def failing(
     """Returns a saver with failing saves, its checkpoints, the printed lines, and its progress."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     checkpoints, said = CheckpointSaver(at_once, later), list[str]()
-    one = made(run, checkpoints, said)
+    one = policy_of(run, checkpoints, said)
     return one, checkpoints, said, one.run_progress
 
 
 def saver_with(**settings: Any) -> tuple[save_policy.SavePolicy, CheckpointSaver]:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
     checkpoints = CheckpointSaver()
-    return made(run, checkpoints, []), checkpoints
+    return policy_of(run, checkpoints, []), checkpoints
 
 
 def best_of(values: list[float], **settings: Any) -> list[int]:
@@ -131,7 +131,7 @@ def test_each_complete_save_is_reported() -> None:
     """Then output/latest is the run that saved last, even if two run at the same time."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     said: list[str] = []
-    one = made(run, CheckpointSaver({1}, {2}), said, lambda: said.append("!"))
+    one = policy_of(run, CheckpointSaver({1}, {2}), said, lambda: said.append("!"))
     for step in (10, 20, 30):
         one.save(at(step), STATE)
         assert "!" not in said  # 10 and 20 fail; 30 was not waited for
@@ -174,7 +174,7 @@ def test_a_model_names_the_direction_of_its_own_metric() -> None:
 def test_patience_counts_validations_without_improvement() -> None:
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
-    one = made(run, CheckpointSaver(), [])
+    one = policy_of(run, CheckpointSaver(), [])
     assert not save_policy.patience_over(loop, one.run_progress)
     over = []
     for step, value in enumerate([20, 19, 21, 20, math.nan], 1):

@@ -34,7 +34,7 @@ from jaxtrain.training.validation import Validation
 TOTAL, LOG_EVERY = 11, 4
 
 
-class Told(Watchdog):
+class RecordingWatchdog(Watchdog):
     """Ends nothing; records its calls."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Story:
         base = config.named("demo_mlm")
         base = base.override({"data.workers": 2})
         loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
-        self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
+        self.run, self.watchdog = dataclasses.replace(base, loop=loop), RecordingWatchdog()
         self.log = event_log.attached(directory)
         self.batches: Any = SimpleNamespace(
             wait_s=0.0, workers=2, note_pending=lambda results: None
@@ -144,37 +144,37 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Any:
+def new_lines(capsys: pytest.CaptureFixture[str]) -> Any:
     """Returns the console lines since the last call."""
     return lambda: capsys.readouterr().out.splitlines()
 
 
-def test_a_step_is_recorded_when_the_next_one_is_pushed(story: Story, said: Any) -> None:
+def test_a_step_is_recorded_when_the_next_one_is_pushed(story: Story, new_lines: Any) -> None:
     story.step()
-    assert (story.records(), said(), story.watchdog.heard) == ({}, [], [])
+    assert (story.records(), new_lines(), story.watchdog.heard) == ({}, [], [])
     story.step()
     assert {step: record["train/loss"] for step, record in story.records().items()} == {1: 1.0}
-    assert [line.split(" | ")[:2] for line in said()] == [["step 1/11", "loss 1.0000"]]
+    assert [line.split(" | ")[:2] for line in new_lines()] == [["step 1/11", "loss 1.0000"]]
     assert story.watchdog.heard == [1]
 
 
-def test_the_first_the_last_and_every_nth_step_are_recorded(story: Story, said: Any) -> None:
+def test_the_first_the_last_and_every_nth_step_are_recorded(story: Story, new_lines: Any) -> None:
     for _ in range(TOTAL):
         story.step()
     story.recorder.flush()
     story.recorder.flush()  # nothing is pending any more
     assert [record["train/loss"] for record in story.records().values()] == [1, 4, 8, 11]
     assert list(story.records()) == [1, 4, 8, 11]
-    assert len(said()) == 4
+    assert len(new_lines()) == 4
     assert story.watchdog.heard == list(range(1, TOTAL + 1))  # each step
 
 
-def test_a_validation_before_the_first_step_keeps_its_record(story: Story, said: Any) -> None:
+def test_a_validation_before_the_first_step_keeps_its_record(story: Story, new_lines: Any) -> None:
     story.recorder.validated(0, Validation({"val/loss": 3.0}, {}))
     story.step(wait_s=60.0)  # workers start
     story.step()
     assert story.records()[1]["train/loss"] == 1
-    assert not [line for line in said() if "waits for data" in line]
+    assert not [line for line in new_lines() if "waits for data" in line]
 
 
 @pytest.mark.parametrize("loss", [math.nan, -math.inf])
@@ -187,7 +187,7 @@ def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: floa
         story.step(loss)
 
 
-def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said: Any) -> None:
+def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, new_lines: Any) -> None:
     story.begin(bad_updates="skip", in_a_row=2)
     for gradient in (2.0, math.inf, 2.0, 2.0):
         story.step(gradient=gradient)
@@ -203,17 +203,17 @@ def test_a_bad_step_is_skipped_and_its_examples_are_reported(story: Story, said:
         "grad_norm": "inf",
         "ids": list(range(16, 24)),
     }
-    (spoken,) = [line for line in said() if "is bad" in line]
+    (spoken,) = [line for line in new_lines() if "is bad" in line]
     assert "step 2 is bad: loss 2, gradient norm inf" in spoken
     assert f"examples {rows} to {2 * rows - 1})" in spoken
     assert not story.recorder.finished()
 
 
-def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
+def test_bad_steps_in_a_row_are_two_lines(story: Story, new_lines: Any) -> None:
     story.begin(bad_updates="skip", in_a_row=20)
     for gradient in (2.0, *[math.inf] * 10, 2.0, math.inf, 2.0, *[math.inf] * 2, 2.0, 2.0):
         story.step(gradient=gradient)
-    found = [line for line in said() if "bad" in line]
+    found = [line for line in new_lines() if "bad" in line]
     assert [line.partition(":")[0] for line in found] == [
         "step 2 is bad",
         "9 more steps skipped in a row; see bad_steps.jsonl",
@@ -224,7 +224,7 @@ def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
     assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
 
 
-class Kept:
+class RecordingKeeper:
     """The bad steps that a recorder lets be saved."""
 
     def __init__(self, command: str) -> None:
@@ -239,7 +239,7 @@ class Kept:
 def test_the_first_nan_in_a_row_is_saved_when_bad_steps_end_the_run(
     story: Story, command: str
 ) -> None:
-    kept = Kept(command)
+    kept = RecordingKeeper(command)
     story.begin(bad_updates="skip", in_a_row=3, keep=kept)
     story.step()
     story.step(gradient=math.nan)  # alone: forgotten after the next good one
@@ -263,7 +263,7 @@ def test_the_first_nan_in_a_row_is_saved_when_bad_steps_end_the_run(
 
 
 def test_a_nan_after_a_large_norm_is_the_one_that_is_saved(story: Story) -> None:
-    kept = Kept("jaxtrain find-nan out")
+    kept = RecordingKeeper("jaxtrain find-nan out")
     story.begin(bad_updates="skip", in_a_row=2, keep=kept)
     story.step()
     story.step(bad=True)
@@ -275,7 +275,7 @@ def test_a_nan_after_a_large_norm_is_the_one_that_is_saved(story: Story) -> None
 
 
 def test_nothing_is_saved_if_only_norms_were_too_large(story: Story) -> None:
-    kept = Kept("jaxtrain find-nan out")
+    kept = RecordingKeeper("jaxtrain find-nan out")
     story.begin(bad_updates="skip", in_a_row=2, keep=kept)
     story.step(bad=True)
     with pytest.raises(InputError, match=r"latest; lower --optim\.peak_lr$"):
@@ -286,7 +286,7 @@ def test_nothing_is_saved_if_only_norms_were_too_large(story: Story) -> None:
 
 
 def test_the_bad_steps_before_a_rollback_are_forgotten(story: Story) -> None:
-    kept = Kept("jaxtrain find-nan out")
+    kept = RecordingKeeper("jaxtrain find-nan out")
     story.begin(bad_updates="rollback", in_a_row=1, keep=kept)
     story.step()
     story.step(gradient=math.nan)
@@ -360,14 +360,14 @@ def test_the_rate_of_steps_that_are_complete_when_pushed(story: Story) -> None:
     assert rates == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: Any) -> None:
+def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, new_lines: Any) -> None:
     for number in range(1, TOTAL + 1):
         # Long while the workers start, short for a window, then as long as the step.
         story.step(wait_s=9.0 if number <= 2 else 0.01 if number <= 5 else 1.0)
     story.recorder.flush()
     shares = [record["train/data_wait_fraction"] for record in story.records().values()]
     assert shares == pytest.approx([18 / 19, 0.03 / 3.03, 4 / 8, 2 / 5])
-    lines = said()
+    lines = new_lines()
     (mentioned,) = [line for line in lines if "waits for data" in line]
     assert lines[lines.index(mentioned) - 1].startswith("step 8/11")
     assert "50% of the time" in mentioned
@@ -395,22 +395,22 @@ def test_the_first_window_is_not_compared_between_processes(
     assert calls == ["started", "logged", "logged"]
 
 
-def test_workers_that_fill_the_host_cannot_be_raised(story: Story, said: Any) -> None:
+def test_workers_that_fill_the_host_cannot_be_raised(story: Story, new_lines: Any) -> None:
     story.run = story.run.override({"data.workers": None})
     story.begin()
     for number in range(1, TOTAL + 1):
         story.step(wait_s=0.01 if number <= 5 else 1.0)
     story.recorder.flush()
-    (mentioned,) = [line for line in said() if "waits for data" in line]
+    (mentioned,) = [line for line in new_lines() if "waits for data" in line]
     assert "use a host with more CPU cores (they allow 2 workers)" in mentioned
 
 
-def test_a_validation_is_recorded_and_its_images_are_kept(story: Story, said: Any) -> None:
+def test_a_validation_is_recorded_and_its_images_are_kept(story: Story, new_lines: Any) -> None:
     pictures = {"reconstruction": np.full((4, 6, 3), 7, np.uint8)}
     story.recorder.validated(2, Validation({"val/psnr": 20.0, "val/loss": 0.5}, pictures))
     story.recorder.validated(4, Validation({"val/psnr": 22.0, "val/loss": 0.25}, pictures))
     assert [record["val/psnr"] for record in story.records().values()] == [20.0, 22.0]
-    assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
+    assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in new_lines()
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
     assert all(path.is_file() for path in kept)
     assert sorted((story.directory / "samples").iterdir()) == kept

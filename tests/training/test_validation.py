@@ -28,7 +28,7 @@ from jaxtrain.xla import options
 BATCH, BROKEN = 8, 12
 
 
-class After(toy.Never):
+class StopsAfter(toy.Never):
     """A run that stops at the call after ``times`` calls."""
 
     def __init__(self, times: int) -> None:
@@ -213,7 +213,7 @@ def test_samples_of_ids_become_texts(tmp_path: Path) -> None:
 def test_it_can_be_stopped_before_each_batch(times: int, judge: Trained, tmp_path: Path) -> None:
     rows = Rows(40)
     evaluator = judge.evaluator(rows, 16, tmp_path)
-    found = evaluator(judge.state, After(times))
+    found = evaluator(judge.state, StopsAfter(times))
     assert (found is None) == (times < 3)  # once after compiling, and before each of two batches
     assert len(rows.read) <= BATCH * max(times, 1)
     whole = evaluator(judge.state, toy.Never())

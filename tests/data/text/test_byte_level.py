@@ -14,7 +14,7 @@ TEXT = Path(tokenizer.__file__).read_text() + " größer Übergröße 中文字 
 
 
 @pytest.fixture(scope="module")
-def words() -> tokenizers.Tokenizer:
+def byte_level_tokenizer() -> tokenizers.Tokenizer:
     return specials.plain(byte_level.train([TEXT], 400))
 
 
@@ -32,30 +32,35 @@ def hostile(seed: int) -> str:
     return "".join(rng.choice(alphabets)() for _ in range(rng.randrange(1, 60)))
 
 
-def test_every_text_is_decoded_unchanged(words: tokenizers.Tokenizer) -> None:
-    lengths = byte_level.lengths(words)
+def test_every_text_is_decoded_unchanged(byte_level_tokenizer: tokenizers.Tokenizer) -> None:
+    lengths = byte_level.lengths(byte_level_tokenizer)
     assert lengths.dtype == np.int32
-    special = {words.token_to_id(one) for one in specials.CAUSAL}
+    special = {byte_level_tokenizer.token_to_id(one) for one in specials.CAUSAL}
     texts = [hostile(seed) for seed in range(120)]
     texts += ["", " ", "\n", "\x00", " \n \n", *specials.CAUSAL]
     for text in texts:
-        ids = words.encode(text, add_special_tokens=False).ids
-        assert words.decode(ids, skip_special_tokens=False) == text
+        ids = byte_level_tokenizer.encode(text, add_special_tokens=False).ids
+        assert byte_level_tokenizer.decode(ids, skip_special_tokens=False) == text
         assert not special & set(ids), text
         assert lengths[ids].sum() == len(text.encode())
-        begun = words.encode(text).ids
-        assert begun == [specials.begin(words, "it"), *ids]
-        assert words.decode(begun) == text
+        begun = byte_level_tokenizer.encode(text).ids
+        assert begun == [specials.begin(byte_level_tokenizer, "it"), *ids]
+        assert byte_level_tokenizer.decode(begun) == text
 
 
-def test_ids_are_dense_and_special_tokens_come_first(words: tokenizers.Tokenizer) -> None:
-    vocab = words.get_vocab()
+def test_ids_are_dense_and_special_tokens_come_first(
+    byte_level_tokenizer: tokenizers.Tokenizer,
+) -> None:
+    vocab = byte_level_tokenizer.get_vocab()
     assert sorted(vocab.values()) == list(range(400))
     assert [vocab[one] for one in specials.CAUSAL] == list(range(9))
-    assert specials.begin(words, "it") == 0
-    assert byte_level.lengths(words)[:9].tolist() == [0] * 9
-    assert byte_level.lengths(words)[9:].min() == 1
-    assert words.encode("2024", add_special_tokens=False).tokens in (["20", "24"], [*"2024"])
+    assert specials.begin(byte_level_tokenizer, "it") == 0
+    assert byte_level.lengths(byte_level_tokenizer)[:9].tolist() == [0] * 9
+    assert byte_level.lengths(byte_level_tokenizer)[9:].min() == 1
+    assert byte_level_tokenizer.encode("2024", add_special_tokens=False).tokens in (
+        ["20", "24"],
+        [*"2024"],
+    )
     with pytest.raises(InputError, match=r"vocab_size is 264: .*=byte_bpe needs 265"):
         byte_level.train([TEXT], 264)
 
@@ -76,17 +81,17 @@ def test_words_of_more_than_a_hundred_characters_are_not_learned() -> None:
 
 
 def test_the_cache_of_stretches_does_not_change_tokens(
-    words: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+    byte_level_tokenizer: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [hostile(seed) for seed in range(60)] + [TEXT, "字" * 300, "a  b" * 50, ""]
-    wanted = [words.encode(text, add_special_tokens=False).ids for text in texts]
-    encoder = byte_level.Encoder(words)
+    wanted = [byte_level_tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    encoder = byte_level.Encoder(byte_level_tokenizer)
     assert encoder(texts) == wanted
     assert len(encoder._known) > 100
     assert max(map(len, encoder._known)) <= 100
     assert [encoder([text])[0] for text in texts] == wanted
     monkeypatch.setattr(byte_level, "_LONGEST_KNOWN", 3)  # limits only the cache
-    shorter = byte_level.Encoder(words)
+    shorter = byte_level.Encoder(byte_level_tokenizer)
     assert shorter(texts) == wanted
     assert max(map(len, shorter._known)) == 3
     monkeypatch.setattr(byte_level, "_MOST_KNOWN", 10)

@@ -31,7 +31,7 @@ WINDOWS = Rule(7, overlap=1)
 TEXTS = [f"{' '.join(random.Random(n).choices('abcdef', k=n % 9))} text {n}" for n in range(300)]
 
 
-def made(
+def prepared_shards(
     root: Path, name: str, texts: list[str], group_bytes: int = 2**27, recipe: Recipe = RECIPE
 ) -> list[CachedShard]:
     """The shards of some texts."""
@@ -78,9 +78,9 @@ def read_back(root: Path, corpora: list[Corpus], number: int, split: Split) -> l
 @pytest.mark.parametrize("length", [9, 100])
 def test_fitted_rows_have_complete_documents_of_their_side(tmp_path: Path, length: int) -> None:
     """Also with holes in the streams; a row depends only on its number."""
-    parts = made(tmp_path, "in", TEXTS, 2000)
+    parts = prepared_shards(tmp_path, "in", TEXTS, 2000)
     rule, held_out = Rule(length, overlap=1, fit=True), TEXTS[::7]
-    corpora = [corpus(parts, "train"), corpus(made(tmp_path, "val", held_out), "val")]
+    corpora = [corpus(parts, "train"), corpus(prepared_shards(tmp_path, "val", held_out), "val")]
     folder, facts = layout.lay_out(corpora, rule, RECIPE, tmp_path, silent)
     assert folder != layout.lay_out(corpora, Rule(length, 1), RECIPE, tmp_path, silent)[0]
     want = {"train": set(TEXTS) - set(held_out), "val": set(held_out)}
@@ -115,7 +115,7 @@ def test_fitted_rows_have_complete_documents_of_their_side(tmp_path: Path, lengt
 def test_each_document_is_on_the_side_that_its_digest_says(
     tmp_path: Path, group_bytes: int
 ) -> None:
-    parts = made(tmp_path, "in", TEXTS, group_bytes)
+    parts = prepared_shards(tmp_path, "in", TEXTS, group_bytes)
     assert (len(parts) > 3) == (group_bytes == 2000)
     one = corpus(parts, train_split=0.8)
     train, val = (read_back(tmp_path, [one], 0, split) for split in layout.SPLITS)
@@ -124,7 +124,7 @@ def test_each_document_is_on_the_side_that_its_digest_says(
     assert all(shards.digest(text.encode()) < limit for text in train)
     assert all(shards.digest(text.encode()) >= limit for text in val)
     assert 30 < len(val) < 90
-    more = corpus(made(tmp_path, "more", [*TEXTS[:150], "new"]), train_split=0.8)
+    more = corpus(prepared_shards(tmp_path, "more", [*TEXTS[:150], "new"]), train_split=0.8)
     assert set(read_back(tmp_path, [more], 0, "val")) <= {*val, "new"}
 
 
@@ -132,11 +132,11 @@ def test_each_document_is_on_the_side_that_its_digest_says(
 def test_no_document_that_validates_is_trained_on(tmp_path: Path, group_bytes: int) -> None:
     """Whatever its source; equal documents for training stay. No token is made again."""
     here = {0: [*TEXTS, TEXTS[7], TEXTS[7]], 1: [*TEXTS[:50], "b"]}
-    first = corpus(made(tmp_path, "a", here[0], group_bytes), "train")
-    second = corpus(made(tmp_path, "b", here[1]), "train")
+    first = corpus(prepared_shards(tmp_path, "a", here[0], group_bytes), "train")
+    second = corpus(prepared_shards(tmp_path, "b", here[1]), "train")
     before = {path.stat().st_ino for path in tmp_path.glob("shard-*/*")}
     for validating in ([TEXTS[n] for n in range(5, 290, 3)], TEXTS[40:60], ["none"], TEXTS[50:]):
-        last = corpus(made(tmp_path, f"val-{len(validating)}", validating), "val")
+        last = corpus(prepared_shards(tmp_path, f"val-{len(validating)}", validating), "val")
         corpora = [first, second, last]
         assert sorted(read_back(tmp_path, corpora, 2, "val")) == sorted(validating)
         for number, texts in here.items():
@@ -144,14 +144,14 @@ def test_no_document_that_validates_is_trained_on(tmp_path: Path, group_bytes: i
             assert Counter(read_back(tmp_path, corpora, number, "train")) == expected
             assert not read_back(tmp_path, corpora, number, "val")
     assert before <= {path.stat().st_ino for path in tmp_path.glob("shard-*/*")}
-    everything = corpus(made(tmp_path, "all", [*TEXTS, "b"]), "val")
+    everything = corpus(prepared_shards(tmp_path, "all", [*TEXTS, "b"]), "val")
     with pytest.raises(InputError, match=r"--data.path x: no text is left for training"):
         layout.lay_out([first, everything], WINDOWS, RECIPE, tmp_path, silent)
 
 
 def test_a_document_that_validates_by_its_digest_does_not_train_elsewhere(tmp_path: Path) -> None:
-    split = corpus(made(tmp_path, "a", TEXTS), train_split=0.7)
-    other = corpus(made(tmp_path, "b", TEXTS[:100]), "train")
+    split = corpus(prepared_shards(tmp_path, "a", TEXTS), train_split=0.7)
+    other = corpus(prepared_shards(tmp_path, "b", TEXTS[:100]), "train")
     val = read_back(tmp_path, [split, other], 0, "val")
     assert set(read_back(tmp_path, [split, other], 1, "train")) == set(TEXTS[:100]) - set(val)
 
@@ -159,7 +159,7 @@ def test_a_document_that_validates_by_its_digest_does_not_train_elsewhere(tmp_pa
 @pytest.mark.parametrize("texts", [["a", "b"], ["a", "b", "b", "c"]])
 @pytest.mark.parametrize("train_split", [0.0, 1.0])
 def test_each_side_has_a_document(tmp_path: Path, texts: list[str], train_split: float) -> None:
-    one = corpus(made(tmp_path, "in", texts), train_split=train_split)
+    one = corpus(prepared_shards(tmp_path, "in", texts), train_split=train_split)
     train, val = (read_back(tmp_path, [one], 0, split) for split in layout.SPLITS)
     assert train
     assert val
@@ -170,12 +170,12 @@ def test_each_side_has_a_document(tmp_path: Path, texts: list[str], train_split:
 def test_a_single_document_cannot_be_split(tmp_path: Path) -> None:
     for name, texts, words in (("a", ["a"], "has 1 document,"), ("b", ["a"] * 3, "3 documents, w")):
         with pytest.raises(InputError, match=f"{words}.*--data.val_path"):
-            read_back(tmp_path, [corpus(made(tmp_path, name, texts))], 0, "val")
+            read_back(tmp_path, [corpus(prepared_shards(tmp_path, name, texts))], 0, "val")
 
 
 @pytest.mark.parametrize(("group_bytes", "most"), [(2**27, 2), (2000, 100), (2000, 10**6)])
 def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: int) -> None:
-    full = corpus(made(tmp_path, "in", TEXTS, group_bytes))
+    full = corpus(prepared_shards(tmp_path, "in", TEXTS, group_bytes))
     few = dataclasses.replace(full, max_documents=most)
     kept = {}
     for split in layout.SPLITS:
@@ -191,8 +191,8 @@ def test_max_examples_counts_documents(tmp_path: Path, group_bytes: int, most: i
 @pytest.mark.parametrize("group_bytes", [2**27, 2000])
 def test_windows_cover_streams_with_holes(tmp_path: Path, group_bytes: int, overlap: int) -> None:
     """As if the documents that validate had never been there. Windows do not cross shards."""
-    parts = made(tmp_path, "in", TEXTS, group_bytes)
-    validating = corpus(made(tmp_path, "val", TEXTS[::4]), "val")
+    parts = prepared_shards(tmp_path, "in", TEXTS, group_bytes)
+    validating = corpus(prepared_shards(tmp_path, "val", TEXTS[::4]), "val")
     rule = Rule(12, overlap)
     corpora = [corpus(parts, "train"), validating]
     folder, facts = layout.lay_out(corpora, rule, RECIPE, tmp_path, silent)

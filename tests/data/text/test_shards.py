@@ -54,7 +54,7 @@ def make(folder: Path, files: int = 4) -> Path:
     return folder
 
 
-def found(folder: Path) -> list[File]:
+def find_files(folder: Path) -> list[File]:
     return documents.find(str(folder), "--data.path", folder, silent)
 
 
@@ -133,13 +133,13 @@ def test_ranges_of_a_file_have_each_document_once(
         pa.table({"n": range(60), "text": rows}), tmp_path / "c.parquet", row_group_size=9
     )
     for path in sorted(tmp_path.iterdir()):
-        (whole,) = (one for one in found(tmp_path) if one.name == path.name)
+        (whole,) = (one for one in find_files(tmp_path) if one.name == path.name)
         pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.file_ranges]
         assert len(pieces) == -(-whole.size // size)
         assert [row for piece in pieces for row in read(piece)] == rows
     for name, break_ in (("d.txt", "\n\n"), ("e.txt", "\r\n \r\n"), ("f.md", "\n"), ("g.txt", "")):
         (tmp_path / name).write_bytes(break_.join(rows).encode())
-        (whole,) = (one for one in found(tmp_path) if one.name == name)
+        (whole,) = (one for one in find_files(tmp_path) if one.name == name)
         pieces = [section for shard in shards.plan([whole], ROWS) for section in shard.file_ranges]
         parts = ["".join(read(piece)) for piece in pieces]
         joined = break_.join(rows).replace("\r\n", "\n").replace(" ", "").replace("\n", "")
@@ -152,7 +152,7 @@ def test_ranges_of_a_file_have_each_document_once(
 def test_a_shard_has_the_tokens_of_every_document_in_the_order_of_digests(
     tmp_path: Path, recipe: Recipe
 ) -> None:
-    (shard,) = shards.plan(found(make(tmp_path / "in")), ROWS)
+    (shard,) = shards.plan(find_files(make(tmp_path / "in")), ROWS)
     (made,) = prepared([shard], recipe, tmp_path / "cache")
     words = tokenizers.Tokenizer.from_str(recipe.tokenizer)
     words.encode_special_tokens = True
@@ -181,7 +181,7 @@ def test_chunks_processes_and_parts_do_not_change_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
 ) -> None:
     monkeypatch.setattr(shards, "GROUP_BYTES", 10_000)
-    plan = shards.plan(found(make(tmp_path / "in", files=6)), ROWS)
+    plan = shards.plan(find_files(make(tmp_path / "in", files=6)), ROWS)
     assert len(plan) > 3
     prepared(plan, recipe, tmp_path / "one")
     expected = contents(tmp_path / "one")
@@ -209,7 +209,7 @@ def test_a_shard_is_made_once_until_its_files_change(
 
     def fresh(recipe: Recipe = recipe, rows: Rows = ROWS) -> int:
         before = set(root.glob("shard-*"))
-        plan = shards.plan(found(folder), rows)
+        plan = shards.plan(find_files(folder), rows)
         prepared(plan, recipe, root)
         assert len({shard.folder(recipe) for shard in plan}) == len(plan)
         return len(set(root.glob("shard-*")) - before)
@@ -232,13 +232,13 @@ def test_a_shard_is_made_once_until_its_files_change(
 
 def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> None:
     folder = make(tmp_path / "in", files=3)
-    (clean,) = prepared(shards.plan(found(folder), ROWS), recipe, tmp_path / "clean")
+    (clean,) = prepared(shards.plan(find_files(folder), ROWS), recipe, tmp_path / "clean")
     (folder / "00.jsonl").write_text('{"text": "good at first"}\n{"text": ')
     (folder / "a.txt").write_bytes(b"good at first " * 2000 + b"\xff")
     (folder / "b.parquet").write_bytes(b"PAR1")
     (folder / "c.jsonl").write_text('{"text": "It is."}\n{"text": null}\n\n{"text": " "}')
     (folder / "d.txt").symlink_to("/dev/zero")
-    (shard,) = shards.plan(found(folder), ROWS)
+    (shard,) = shards.plan(find_files(folder), ROWS)
     (made,) = prepared([shard], recipe, tmp_path / "cache")
     assert {name: reason[:14] for name, reason in made.bad.items()} == {
         "00.jsonl": "1 of 2 lines c",
@@ -253,7 +253,7 @@ def test_nothing_of_a_broken_file_is_used(tmp_path: Path, recipe: Recipe) -> Non
 
 def test_a_file_that_changes_meanwhile_stops_the_command(tmp_path: Path, recipe: Recipe) -> None:
     folder = make(tmp_path / "in")
-    plan = shards.plan(found(folder), ROWS)
+    plan = shards.plan(find_files(folder), ROWS)
     (folder / "2.jsonl").write_text(json.dumps({"text": "more"}))
     with pytest.raises(InputError, match=r"2.jsonl changed while it was being read: start again"):
         prepared(plan, recipe, tmp_path / "cache")
@@ -264,7 +264,7 @@ def test_an_outage_of_the_disk_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
 ) -> None:
     """In the middle of a file, of which documents have been written."""
-    plan = shards.plan(found(make(tmp_path / "in")), ROWS)
+    plan = shards.plan(find_files(make(tmp_path / "in")), ROWS)
     prepared(plan, recipe, tmp_path / "calm")
     read, tries = FileRange.read, []
 
@@ -284,7 +284,7 @@ def test_an_outage_of_the_disk_is_waited_for(
 
 
 def test_a_worker_that_is_killed_is_reported_with_its_files(tmp_path: Path, recipe: Recipe) -> None:
-    plan = shards.plan(found(make(tmp_path / "in")), ROWS)
+    plan = shards.plan(find_files(make(tmp_path / "in")), ROWS)
 
     class Kills:
         where = "nowhere"
@@ -305,7 +305,7 @@ def test_large_vocabularies_use_wider_ids(recipe: Recipe) -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "tokens", "documents.npy"])
 def test_a_damaged_shard_is_made_again(tmp_path: Path, recipe: Recipe, name: str) -> None:
     """Its files keep their sizes, as after a crash. Two records of it would disagree forever."""
-    plan = shards.plan(found(make(tmp_path / "in")), ROWS)
+    plan = shards.plan(find_files(make(tmp_path / "in")), ROWS)
     (made,) = prepared(plan, recipe, tmp_path / "cache")
     before = contents(tmp_path / "cache")
     made.verify()

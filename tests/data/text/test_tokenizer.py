@@ -182,7 +182,7 @@ def test_counting_stretches_equals_normalizing_documents() -> None:
     assert expected["x" * 100] == 2
 
 
-def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
+def word_level(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
     """A word-level tokenizer with these special tokens after ``offset`` ordinary words."""
     entries = [f"w{n}" for n in range(offset)] + list(names) + ["end"]
     words = tokenizers.Tokenizer(
@@ -194,14 +194,14 @@ def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
 
 def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    given(SPECIALS, offset=100).save(str(path))
+    word_level(SPECIALS, offset=100).save(str(path))
     assert specials.find(tokenizer.load(path, 200, lossless=False), "") == specials.Specials(
         *range(100, 105)
     )
     roberta = ("<s>", "<unk>", "<pad>", "</s>", "<mask>", "<extra>")
     expected = specials.Specials(pad=2, unk=1, cls=0, sep=3, mask=4, others=(5,))
-    assert specials.find(given(roberta), "it") == expected
-    given(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
+    assert specials.find(word_level(roberta), "it") == expected
+    word_level(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
     with pytest.raises(InputError, match=r"has no \[MASK\] \(<mask>\): add them as special tokens"):
         tokenizer.load(path, 200, lossless=False)
 

@@ -91,7 +91,7 @@ def test_the_frames_are_those_of_ffmpeg(tmp_path: Path, suffix: str, codec: str)
     assert reading.Video(path).rate == pytest.approx(25, rel=1e-3)
 
 
-def part(path: Path, numbers: range, clock: int, *, b_frames: int) -> Path:
+def write_numbered(path: Path, numbers: range, clock: int, *, b_frames: int) -> Path:
     """Writes numbered frames at 25 fps, whose clock starts at a number of ticks of 1/90,000 s."""
     images = [sample.numbered(number) for number in numbers]
     stamps = [clock + 3600 * place for place in range(len(images))]
@@ -110,8 +110,8 @@ def test_two_recordings_in_one_file_follow_each_other(
     tmp_path: Path, clock: int, b_frames: int
 ) -> None:
     """The second clock jumps back by more or less than the length of the first one, or ahead."""
-    first = part(tmp_path / "1.ts", range(30), 3600 * 30, b_frames=b_frames)
-    second = part(tmp_path / "2.ts", range(30, 60), 3600 * 30 + clock, b_frames=b_frames)
+    first = write_numbered(tmp_path / "1.ts", range(30), 3600 * 30, b_frames=b_frames)
+    second = write_numbered(tmp_path / "2.ts", range(30, 60), 3600 * 30 + clock, b_frames=b_frames)
     path = tmp_path / "joined.ts"
     path.write_bytes(first.read_bytes() + second.read_bytes())
     assert check(path) == (60, 1)
@@ -188,7 +188,7 @@ def test_packets_that_a_receiver_lost_are_missed(tmp_path: Path) -> None:
 
 
 def test_a_capture_may_start_between_keyframes(tmp_path: Path) -> None:
-    whole = part(tmp_path / "w.ts", range(60), 0, b_frames=0)
+    whole = write_numbered(tmp_path / "w.ts", range(60), 0, b_frames=0)
     path = remux(whole, tmp_path / "a.ts", lambda number, _: number >= 14)
     assert check(path) == (40, 0)
     assert numbers_in(path) == list(range(20, 60))

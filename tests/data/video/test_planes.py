@@ -40,7 +40,7 @@ CONFIG = video.Config(batch_size=2)
 RECEIVED = jax.jit(lambda batch: CONFIG.received(batch, MODEL))
 
 
-def shown(examples: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+def received(examples: list[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Returns a batch as the model sees it."""
     return RECEIVED({name: np.stack([one[name] for one in examples]) for name in examples[0]})
 
@@ -57,7 +57,7 @@ def test_the_examples_are_those_of_the_host(prepared: Path, split: str, windows:
     )
     assert (host.fingerprint, len(host)) == (device.fingerprint, len(device))
     expected, found = loaded(host, 6), loaded(device, 6)
-    batch = shown(found)
+    batch = received(found)
     assert batch.keys() == expected[0].keys()
     for i, one in enumerate(expected):
         difference = np.abs(one["video"].astype(int) - np.asarray(batch["video"][i]))

@@ -94,16 +94,16 @@ def chosen(path: Path, **how: Any) -> list[evaluation_clips.Clip]:
     return evaluation_clips.choose(str(path), "--data", **size, **given)
 
 
-def shown(clip: evaluation_clips.Clip) -> list[int]:
+def frame_numbers(clip: evaluation_clips.Clip) -> list[int]:
     return [sample_videos.number_of(image) for image in clip.read()]
 
 
 def test_clips_are_read_in_any_order(films: Path) -> None:
     clips = chosen(films, clips=12, frames=5)
-    found = [shown(clip) for clip in clips]
+    found = [frame_numbers(clip) for clip in clips]
     assert all(numbers == [*range(numbers[0], numbers[0] + 5)] for numbers in found)
     assert [numbers[0] for numbers in found] == [2, 6, 9, 13, 4, 13, 22, 31, 0, 0, 0, 0]
-    assert [shown(clip) for clip in reversed(clips)] == found[::-1]
+    assert [frame_numbers(clip) for clip in reversed(clips)] == found[::-1]
 
 
 def test_chosen_videos_only(films: Path) -> None:
@@ -130,7 +130,7 @@ def test_clips_of_a_set_are_inside_of_pieces(prepared: Path) -> None:
     assert [clip.frame_range.name for clip in clips] == ["a.mp4"] * 40 + ["b.mp4"] * 40
     starts = {"a.mp4": set[int](), "b.mp4": set[int]()}
     for clip in clips:
-        numbers = shown(clip)
+        numbers = frame_numbers(clip)
         assert numbers == [*range(numbers[0], numbers[0] + 6)]
         starts[clip.frame_range.name].add(numbers[0])
     assert starts["a.mp4"] == {*range(11)}
@@ -143,7 +143,7 @@ def test_clips_of_a_complete_set_have_places_in_the_video(prepared: Path) -> Non
         str(prepared), "--data", **size, frames=8, fps=None, complete=True, say=lambda line: None
     )
     of_b = [clip for clip in clips if clip.frame_range.name == "b.mp4"]
-    assert [shown(clip) for clip in of_b] == [[*range(n, n + 8)] for n in range(0, 40, 8)]
+    assert [frame_numbers(clip) for clip in of_b] == [[*range(n, n + 8)] for n in range(0, 40, 8)]
     assert [clip.place for clip in of_b] == [0, 0.2, 0.4, 0.6, 0.8]
 
 
@@ -181,7 +181,7 @@ def gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_clip_has_frames_from_both_sides_of_a_gap(gap: Path) -> None:
     starts = set[int]()
     for clip in chosen(gap, clips=80):
-        numbers = shown(clip)
+        numbers = frame_numbers(clip)
         assert numbers == [*range(numbers[0], numbers[0] + 6)]
         starts.add(numbers[0])
     assert starts == {*range(5), *range(13, 25)}
@@ -191,11 +191,11 @@ def test_a_disk_that_is_away_for_a_moment_is_waited_for(
     gap: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = chosen(gap, clips=4)
-    found = [shown(clip) for clip in clips]
+    found = [frame_numbers(clip) for clip in clips]
     assert found[-1][0] > 20
     for order in (clips, clips[::-1]):
         monkeypatch.setattr(Gap, "away", 2)
-        assert sorted(shown(clip) for clip in order) == found
+        assert sorted(frame_numbers(clip) for clip in order) == found
         assert Gap.away == 0
 
 

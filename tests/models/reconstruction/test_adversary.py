@@ -29,7 +29,7 @@ MODEL = dataclasses.replace(
 WINDOWS = CLIPS * 3  # nine reconstructed frames per clip
 
 
-class Parts:
+class SmallAdversary:
     """A model's arrays, and the adversary of it as functions of them."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class Parts:
         self.params, self.extras = jax.jit(self.definition.init)(jax.random.key(0))
         # The gradients of parameters and fakes, and the outcome with the updated extras.
         self.of_decoder, self.of_discriminator = (
-            jax.jit(jax.grad(functools.partial(self._loss, part), (0, 1), has_aux=True))
-            for part in ("decoder_B", "discriminator")
+            jax.jit(jax.grad(functools.partial(self._loss, term), (0, 1), has_aux=True))
+            for term in ("decoder_B", "discriminator")
         )
 
     def judge(self, *given: Any) -> tuple[Any, Any]:
@@ -46,21 +46,21 @@ class Parts:
         return self.of_decoder(*given)[1]
 
     def _loss(
-        self, part: str, params: Any, fake: Any, extras: Any, real: Any, latents: Any, key: Any
+        self, term: str, params: Any, fake: Any, extras: Any, real: Any, latents: Any, key: Any
     ) -> tuple[Any, Any]:
         module = self.definition.module(params, extras)
         keys = jax.random.split(key, real.shape[0])
         found = module.adversary(real, fake, latents, keys, jnp.float32)
-        return getattr(found, part).sum(), (found, self.definition.extras_of(module))
+        return getattr(found, term).sum(), (found, self.definition.extras_of(module))
 
 
 @pytest.fixture(scope="module")
-def parts() -> Iterator[Parts]:
+def small() -> Iterator[SmallAdversary]:
     """Uses fewer channels, which saves time and does not change the behavior."""
     with pytest.MonkeyPatch.context() as patched:
         narrow = tuple((side, stride, 16) for side, stride, _ in adversary._LAYERS)
         patched.setattr(adversary, "_LAYERS", narrow)
-        yield Parts()
+        yield SmallAdversary()
 
 
 def clips(seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -78,70 +78,70 @@ def test_the_parameter_count_is_the_references() -> None:
 
 
 @pytest.mark.slow
-def test_each_loss_trains_its_own_part(parts: Parts) -> None:
+def test_each_loss_trains_its_own_part(small: SmallAdversary) -> None:
     real, fake, latents = clips()
-    given = (parts.params, fake, parts.extras, real, latents, jax.random.key(1))
-    (weights, frames), _ = parts.of_decoder(*given)
+    given = (small.params, fake, small.extras, real, latents, jax.random.key(1))
+    (weights, frames), _ = small.of_decoder(*given)
     assert all(not np.any(grad) for grad in weights.values())
     assert np.any(frames)
-    (weights, frames), _ = parts.of_discriminator(*given)
+    (weights, frames), _ = small.of_discriminator(*given)
     assert not np.any(frames)
     for name, grad in weights.items():
         assert np.any(grad) == name.startswith("adversary."), name
 
 
-def test_the_decoder_gradient_points_along_the_correction(parts: Parts) -> None:
+def test_the_decoder_gradient_points_along_the_correction(small: SmallAdversary) -> None:
     """The correction has a standard deviation of almost one; the loss is its mean square."""
     real, fake, latents = clips()
-    given = (parts.params, fake, parts.extras, real, latents, jax.random.key(1))
-    (_, frames), (found, _) = parts.of_decoder(*given)
+    given = (small.params, fake, small.extras, real, latents, jax.random.key(1))
+    (_, frames), (found, _) = small.of_decoder(*given)
     assert 0.5 < np.asarray(found.decoder_B).mean() < 1.01
     seen = np.asarray(frames)[np.abs(np.asarray(frames)) > 0]
     assert seen.size == CLIPS * 9 * 16 * 16 * 3  # the square cropped from each frame
 
 
-def test_seen_windows_enter_the_replay_buffer(parts: Parts) -> None:
+def test_seen_windows_enter_the_replay_buffer(small: SmallAdversary) -> None:
     """Each window of a batch fills one slot; the remaining slots stay empty."""
     real, fake, latents = clips()
-    extras = parts.extras
+    extras = small.extras
     assert not np.any(extras["adversary.replay.filled"])
     for number in range(3):
         key = jax.random.key(5)
-        _, extras = parts.judge(parts.params, fake + number, extras, real, latents, key)
+        _, extras = small.judge(small.params, fake + number, extras, real, latents, key)
         filled = np.asarray(extras["adversary.replay.filled"])
         assert filled.tolist() == [True] * WINDOWS + [False] * (KEPT - WINDOWS)
         kept = np.asarray(extras["adversary.replay.images"], np.float32)[:WINDOWS]
         assert ((kept.min((1, 2, 3)) > number) & (kept.max((1, 2, 3)) < number + 1)).all()
     mean = "adversary.discriminator.layers.0.mean"
-    assert np.any(np.asarray(extras[mean]) != np.asarray(parts.extras[mean]))
+    assert np.any(np.asarray(extras[mean]) != np.asarray(small.extras[mean]))
 
 
-def test_randomness_depends_only_on_the_keys(parts: Parts) -> None:
+def test_randomness_depends_only_on_the_keys(small: SmallAdversary) -> None:
     real, fake, latents = clips()
     one, again, other = (
-        parts.judge(parts.params, fake, parts.extras, real, latents, jax.random.key(seed))
+        small.judge(small.params, fake, small.extras, real, latents, jax.random.key(seed))
         for seed in (1, 1, 2)
     )
     jax.tree.map(np.testing.assert_array_equal, one, again)
     assert float(one[0].discriminator) != float(other[0].discriminator)
 
 
-def test_before_it_begins_it_does_nothing(parts: Parts) -> None:
+def test_before_it_begins_it_does_nothing(small: SmallAdversary) -> None:
     """From then on, it does what it always does."""
     real, fake, latents = clips()
     key = jax.random.key(1)
 
     @jax.jit
-    def judged(begun: jax.Array) -> Any:
-        module = parts.definition.module(parts.params, parts.extras)
+    def outcome_of(begun: jax.Array) -> Any:
+        module = small.definition.module(small.params, small.extras)
         given = real, fake, latents, jax.random.split(key, CLIPS), jnp.float32
-        return module.adversary.once_begun(begun, *given), parts.definition.extras_of(module)
+        return module.adversary.once_begun(begun, *given), small.definition.extras_of(module)
 
-    outcome, extras = judged(jnp.array(False))
+    outcome, extras = outcome_of(jnp.array(False))
     assert not any(map(np.any, outcome))
-    jax.tree.map(np.testing.assert_array_equal, extras, parts.extras)
-    begun, extras = judged(jnp.array(True))
-    outcome, wanted = parts.judge(parts.params, fake, parts.extras, real, latents, key)
+    jax.tree.map(np.testing.assert_array_equal, extras, small.extras)
+    begun, extras = outcome_of(jnp.array(True))
+    outcome, wanted = small.judge(small.params, fake, small.extras, real, latents, key)
     for found, expected in zip(begun, outcome, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
     for name, array in wanted.items():
@@ -164,13 +164,13 @@ def test_the_weight_rises_from_its_first_step(start: int, ramp: int, shares: lis
         ]
 
 
-def test_a_dead_discriminator_raises_the_alarm_once(parts: Parts) -> None:
+def test_a_dead_discriminator_raises_the_alarm_once(small: SmallAdversary) -> None:
     real, fake, latents = clips()
     dead = {
         name: jnp.zeros_like(array) if name.endswith(".head") else array
-        for name, array in parts.params.items()
+        for name, array in small.params.items()
     }
-    outcome, _ = parts.judge(dead, fake, parts.extras, real, latents, jax.random.key(1))
+    outcome, _ = small.judge(dead, fake, small.extras, real, latents, jax.random.key(1))
     said: list[str] = []
     results = run_summary.Results(0, said.append)
 
@@ -194,9 +194,9 @@ def test_a_dead_discriminator_raises_the_alarm_once(parts: Parts) -> None:
 
 
 @pytest.mark.slow
-def test_a_trained_discriminator_corrects(parts: Parts) -> None:
+def test_a_trained_discriminator_corrects(small: SmallAdversary) -> None:
     """After training on gray fakes, a correction moves them toward the real frames."""
-    params, extras = parts.params, parts.extras
+    params, extras = small.params, small.extras
     own = {name: array for name, array in params.items() if name.startswith("adversary.")}
     optimizer = optax.adam(3e-3)
     moments = optimizer.init(own)
@@ -205,11 +205,11 @@ def test_a_trained_discriminator_corrects(parts: Parts) -> None:
     fake, latents = jnp.full_like(real, 0.5), clips()[2]
     for number in range(40):
         given = (params, fake, extras, real, latents, jax.random.key(number))
-        (grads, _), (found, extras) = parts.of_discriminator(*given)
+        (grads, _), (found, extras) = small.of_discriminator(*given)
         updates, moments = optimizer.update({name: grads[name] for name in own}, moments)
         params = {**params, **optax.apply_updates({name: params[name] for name in own}, updates)}
     assert float(found.right) > 0.9
-    (_, away), _ = parts.of_decoder(params, fake, extras, real, latents, jax.random.key(99))
+    (_, away), _ = small.of_decoder(params, fake, extras, real, latents, jax.random.key(99))
     step, wanted = -np.asarray(away), np.asarray(real - fake)
     seen = np.abs(step) > 0
     cosine = (step * wanted)[seen].sum() / np.linalg.norm(step[seen]) / np.linalg.norm(wanted[seen])

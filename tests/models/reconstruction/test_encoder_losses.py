@@ -36,21 +36,21 @@ def test_features_of_the_frozen_decoder_train_the_encoder(decode: bool) -> None:
     params = toy.stirred(jax.jit(definition.init)(jax.random.key(0))[0])
     clips, keys = batch(), jax.random.split(jax.random.key(0), 2)
 
-    def found(trained: Any, name: str) -> Any:
+    def loss_of(trained: Any, name: str) -> Any:
         module = definition.module({**params, **trained}, {})
         total, _, sums = module.loss(clips, keys)
         latents = module.encode(clips["video"] / 255.0), clips["latents"]
         return sums[name][0], (total, sums, latents, [*map(module.first_features, latents)])
 
     @jax.jit
-    def both(trained: Any) -> Any:
-        features, (total, sums, *rest) = jax.grad(found, has_aux=True)(
+    def gradients(trained: Any) -> Any:
+        features, (total, sums, *rest) = jax.grad(loss_of, has_aux=True)(
             trained, "encoder_feature_loss"
         )
-        colors, _ = jax.grad(found, has_aux=True)(trained, "reconstruction_loss")
+        colors, _ = jax.grad(loss_of, has_aux=True)(trained, "reconstruction_loss")
         return features, colors, total, sums, *rest
 
-    features, colors, total, sums, latents, outputs = both(definition.trained(params))
+    features, colors, total, sums, latents, outputs = gradients(definition.trained(params))
     assert all(np.any(grad) for grad in features.values())
     assert any(np.any(grad) for grad in colors.values()) is not decode
     assert not [name for name in features if not name.startswith("encoder.")]

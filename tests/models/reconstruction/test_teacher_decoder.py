@@ -54,7 +54,7 @@ def batch(rows: int = 2) -> dict[str, Any]:
     }
 
 
-class Made:
+class Student:
     """A model with its first parameters, and the teacher's weights from the folder."""
 
     def __init__(self, model: Any) -> None:
@@ -68,14 +68,14 @@ class Made:
         """Returns the gradient of a metric, what the model computes, and its metrics."""
         clips = batch()
 
-        def found(params: Any) -> Any:
+        def metric_of(params: Any) -> Any:
             module = self.definition.module(params, self.extras)
             out = module._outputs(clips["video"] / 255.0, clips)
             _, sums = module._losses(out, clips, clips["weight"].sum())
             means = {name: total / weight for name, (total, weight) in sums.items()}
             return jnp.zeros(()) if metric is None else means[metric], (out, means)
 
-        grads, (out, means) = jax.jit(jax.grad(found, has_aux=True))(self.params)
+        grads, (out, means) = jax.jit(jax.grad(metric_of, has_aux=True))(self.params)
         return grads, out, means
 
 
@@ -85,17 +85,17 @@ def teachers_own(folder: Path) -> Any:
     network = wan_weights.module(folder, SIZES)
 
     @jax.jit
-    def both(video: Any) -> Any:
+    def decoded(video: Any) -> Any:
         latents = network.encode(video, jnp.float32)
         return latents, jnp.clip(wan_weights.decode(network, latents, None), 0, 1)
 
-    return both(batch()["video"] / 255.0)
+    return decoded(batch()["video"] / 255.0)
 
 
 def test_its_frames_are_the_target(folder: Path) -> None:
     """Of both targets, each has half of the error."""
-    made = Made(with_teacher(TAUGHT, folder, target="both"))
-    _, out, metrics = made.run()
+    student = Student(with_teacher(TAUGHT, folder, target="both"))
+    _, out, metrics = student.run()
     original, frames = out.targets
     np.testing.assert_allclose(frames, teachers_own(folder)[1], atol=1e-5)
     np.testing.assert_array_equal(original, out.target)
@@ -105,22 +105,22 @@ def test_its_frames_are_the_target(folder: Path) -> None:
     assert errors[0] != pytest.approx(errors[1], rel=1e-2)
     assert metrics["reconstruction_loss"] == pytest.approx(np.mean(errors), rel=1e-5)
     alone = ModelDefinition(with_teacher(TAUGHT, folder, target="teacher").build)
-    module = alone.module(made.params, made.extras)
+    module = alone.module(student.params, student.extras)
     shapes = jax.eval_shape(lambda clips: module._outputs(clips["video"] / 255.0, clips), batch())
     assert [one.shape for one in shapes.targets] == [frames.shape]
 
 
 def test_features_train_the_first_layers_and_a_projection(folder: Path) -> None:
-    made = Made(with_teacher(TAUGHT, folder, feature_weight=1.0, decode=True))
-    grads, _, metrics = made.run("feature_loss")
+    student = Student(with_teacher(TAUGHT, folder, feature_weight=1.0, decode=True))
+    grads, _, metrics = student.run("feature_loss")
     assert metrics["feature_loss"] > 0.1
     reached = {name for name, grad in grads.items() if np.any(grad)}
     first = ("decoder.head.", "decoder.stages.0.", "decoder.stages.1.blocks.", "projections.")
     assert reached == {name for name in grads if name.startswith(first)}
     # The decoder's later layers are neither read from the file nor kept on the device.
     later = [f"teacher_network.decoder.{part}" for part in ("up_blocks.1", "conv_out", "norm_out")]
-    assert not [name for name in made.extras if name.startswith(tuple(later))]
-    assert "teacher_network.decoder.up_blocks.0.resnets.2.conv2.kernel" in made.extras
+    assert not [name for name in student.extras if name.startswith(tuple(later))]
+    assert "teacher_network.decoder.up_blocks.0.resnets.2.conv2.kernel" in student.extras
 
 
 def test_a_projection_has_the_frames_of_the_teacher() -> None:
@@ -180,15 +180,15 @@ def test_the_teacher_runs_only_as_far_as_needed() -> None:
 @pytest.mark.slow
 def test_a_narrow_wan_learns_from_a_wide_one(folder: Path) -> None:
     """Its frozen encoder is the teacher's, which then has only a decoder, on the same latents."""
-    made = Made(with_teacher(NARROW, folder, feature_weight=1.0, target="both"))
-    assert not [name for name in made.extras if "teacher_network.encoder" in name]
+    student = Student(with_teacher(NARROW, folder, feature_weight=1.0, target="both"))
+    assert not [name for name in student.extras if "teacher_network.encoder" in name]
     network = wan_weights.module(folder, SIZES)
     state = nnx.to_flat_state(nnx.state(network.encoder))
     own = {".".join(map(str, ("encoder", *path))): leaf.get_value() for path, leaf in state}
-    own = {name: array for name, array in own.items() if name in made.params}
-    assert own.keys() == {name for name in made.params if name.startswith("encoder.")}
-    made.params |= own
-    grads, out, metrics = made.run("feature_loss")
+    own = {name: array for name, array in own.items() if name in student.params}
+    assert own.keys() == {name for name in student.params if name.startswith("encoder.")}
+    student.params |= own
+    grads, out, metrics = student.run("feature_loss")
     latents, frames = teachers_own(folder)
     mean, deviation = (
         np.asarray(getattr(network, f"latents_{name}")[...]) for name in ("mean", "std")

@@ -157,8 +157,8 @@ def test_intermediates_exist_for_one_frame_at_a_time() -> None:
         loss = jax.grad(lambda w: pairs.by_pair(x, w, as_it_is, 1, remat).sum())
         return {
             output.aval.shape
-            for one in _programs(jax.make_jaxpr(loss)(weights).jaxpr)
-            for equation in one.eqns
+            for program in _programs(jax.make_jaxpr(loss)(weights).jaxpr)
+            for equation in program.eqns
             for output in equation.outvars
             if output.aval.shape[-1:] == (17,)
         }
@@ -172,8 +172,8 @@ def _programs(jaxpr: Any) -> Any:
     """Yields a jaxpr and those nested in its operations."""
     yield jaxpr
     for equation in jaxpr.eqns:
-        for one in equation.params.values():
-            inner = getattr(one, "jaxpr", one)
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from _programs(inner)
 
@@ -210,7 +210,7 @@ def test_eight_gpus_match_the_gradients_of_one(argument: Any, remat: blocks.Vide
     x, weights = normal(0, 2, 8, 3, 4, 4, 2), pair(2, 3, 2)
 
     def gradients(x: jax.Array, w: pairs.Pair, remat: Any) -> Any:
-        def one(total: Any, clips: jax.Array) -> Any:
+        def accumulate(total: Any, clips: jax.Array) -> Any:
             def loss(clips: jax.Array, w: pairs.Pair) -> jax.Array:
                 return jnp.sin(pairs.by_pair(clips, w, as_it_is, 2, remat)).sum()
 
@@ -218,7 +218,7 @@ def test_eight_gpus_match_the_gradients_of_one(argument: Any, remat: blocks.Vide
             of_pair = found[1] if argument == (0, 1) else found
             return jax.tree.map(jnp.add, total, of_pair), found
 
-        return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, w), x)
+        return jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, w), x)
 
     def on_gpus(x: jax.Array, w: pairs.Pair) -> Any:
         with per_device.tracing(platform="cuda", mesh=mesh):

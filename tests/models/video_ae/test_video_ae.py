@@ -23,7 +23,7 @@ TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # padded to 8
 
 
 @pytest.fixture(scope="module")
-def parts() -> tuple[Any, Any]:
+def graph_and_params() -> tuple[Any, Any]:
     graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
     return graph, toy.stirred(params)
 
@@ -77,16 +77,16 @@ def test_a_memory_block_sees_this_frame_and_the_previous_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_latent_sees_no_later_group_of_frames(parts: tuple[Any, Any]) -> None:
-    encode = functools.partial(jitted("encode", parts[0]), parts[1])
+def test_a_latent_sees_no_later_group_of_frames(graph_and_params: tuple[Any, Any]) -> None:
+    encode = functools.partial(jitted("encode", graph_and_params[0]), graph_and_params[1])
     seen = influence(encode, jax.random.uniform(jax.random.key(1), (1, 12, 16, 16, 3)), 1)
     assert (seen[4:8] > 0).all()
     assert seen[0:4].max() > 0
     assert (seen[8:] == 0).all()
 
 
-def test_a_decoded_frame_sees_no_later_latent(parts: tuple[Any, Any]) -> None:
-    decode = functools.partial(jitted("decode", parts[0]), parts[1])
+def test_a_decoded_frame_sees_no_later_latent(graph_and_params: tuple[Any, Any]) -> None:
+    decode = functools.partial(jitted("decode", graph_and_params[0]), graph_and_params[1])
     latents = jax.random.normal(jax.random.key(1), (1, 3, 2, 2, 4))
     assert (influence(decode, latents, 0) > 0).tolist() == [True, False, False]
     assert (influence(decode, latents, 1) > 0).tolist() == [True, True, False]
@@ -141,11 +141,11 @@ def test_h3_encodes_enough_chunks_to_show_every_frame() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "power"), [("squared", 2), ("absolute", 1)])
 def test_the_loss_is_the_weighted_error_per_frame(
-    parts: tuple[Any, Any], kind: Any, power: int
+    graph_and_params: tuple[Any, Any], kind: Any, power: int
 ) -> None:
     """Compares frame i with frame i, not clamped."""
     graph = nnx.graphdef(dataclasses.replace(TINY, reconstruction_error=kind).build(nnx.Rngs(0)))
-    params = parts[1]
+    params = graph_and_params[1]
     same = batch(2)
     module = nnx.merge(graph, params)
     tail = module.decoder.tail.kernel
@@ -167,9 +167,9 @@ def test_the_loss_is_the_weighted_error_per_frame(
 
 
 @pytest.mark.parametrize("method", ["loss", "evaluate"])
-def test_weighted_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> None:
+def test_weighted_sums_of_parts_add_up(graph_and_params: tuple[Any, Any], method: str) -> None:
     """Clips of weight zero do not count."""
-    graph, params = parts
+    graph, params = graph_and_params
     compiled, whole = jitted(method, graph), batch(4)
 
     def function(params: Any, batch: dict[str, jax.Array]) -> Any:
@@ -183,8 +183,8 @@ def test_weighted_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> N
     assert_same(function(params, whole), function(params, rows_of(whole, slice(2))))
 
 
-def test_validation_reports_the_values_of_each_clip(parts: tuple[Any, Any]) -> None:
-    graph, params = parts
+def test_validation_reports_the_values_of_each_clip(graph_and_params: tuple[Any, Any]) -> None:
+    graph, params = graph_and_params
     clips = {**batch(2), "weight": jnp.array([0.5, 1.0])}
     found = jitted("evaluate", graph)(params, clips)
     assert set(found) == {"loss", "psnr", "ssim"}
@@ -196,8 +196,8 @@ def test_validation_reports_the_values_of_each_clip(parts: tuple[Any, Any]) -> N
     assert found["loss"][1] == 1.5
 
 
-def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None:
-    graph, params = parts
+def test_bfloat16_parameters_give_a_float32_loss(graph_and_params: tuple[Any, Any]) -> None:
+    graph, params = graph_and_params
     low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     clips = batch(2)
     loss = jitted("loss", graph)
@@ -207,9 +207,9 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
 
 
 @pytest.mark.long
-def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
+def test_bfloat16_gradients_point_the_same_way(graph_and_params: tuple[Any, Any]) -> None:
     """Single runs differ by more than the precisions do; benchmarks compare many runs."""
-    graph, params = parts
+    graph, params = graph_and_params
     clips = batch(4)
 
     def grads(dtype: Any) -> np.ndarray:
@@ -240,9 +240,9 @@ def test_remat_changes_no_number() -> None:
         assert_same(jax.tree.leaves(grads_none), jax.tree.leaves(grads), rtol=1e-4)
 
 
-def test_samples_show_originals_above_reconstructions(parts: tuple[Any, Any]) -> None:
+def test_samples_show_originals_above_reconstructions(graph_and_params: tuple[Any, Any]) -> None:
     clips = batch(4)
-    found = jitted("samples", parts[0])(parts[1], clips)
+    found = jitted("samples", graph_and_params[0])(graph_and_params[1], clips)
     picture, clip, latents = (
         np.asarray(found[name]) for name in ("reconstruction", "clip", "latents")
     )

@@ -51,7 +51,7 @@ def commands(directory: Path, devices: int, lines: Sequence[Sequence[str]]) -> l
     """Runs command lines, one after the other, in a process with virtual devices."""
     flags = f"--xla_force_host_platform_device_count={devices} {FAST}"
     paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests")))
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(HERE / "commands_in_one_process.py")],
         input="\n".join(map(json.dumps, lines)),
         cwd=directory,
@@ -61,9 +61,9 @@ def commands(directory: Path, devices: int, lines: Sequence[Sequence[str]]) -> l
         timeout=600,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    ended = [Ended(*json.loads(text)) for text in found.stdout.splitlines()]
-    assert len(ended) == len(lines), found.stderr
+    assert process.returncode == 0, process.stderr
+    ended = [Ended(*json.loads(text)) for text in process.stdout.splitlines()]
+    assert len(ended) == len(lines), process.stderr
     return ended
 
 
@@ -104,8 +104,8 @@ def end_and_examine(
     ended = commands(directory, 4, [train(name, *words) for name, words in runs.items()])
     (directory / "ended.json").write_text(json.dumps(dict(zip(runs, ended, strict=True))))
     for devices, names in examined.items():
-        for found in commands(directory, devices, [find(name, devices) for name in names]):
-            assert found.code == 0, found.errors
+        for result in commands(directory, devices, [find(name, devices) for name in names]):
+            assert result.code == 0, result.errors
     return directory
 
 
@@ -141,7 +141,7 @@ def ended(place: Path, name: str) -> Ended:
     return Ended(*json.loads((place / "ended.json").read_text())[name])
 
 
-def found(place: Path, name: str, devices: int) -> dict[str, Any]:
+def report_of(place: Path, name: str, devices: int) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((place / f"{name}.{devices}.json").read_text())
     return content
 
@@ -164,7 +164,7 @@ def test_a_planted_nan_is_found_after_the_run(place: Path, name: str, devices: i
         r"--resume latest; lower --optim\.peak_lr, or find the cause with: \S+ find-nan \S+",
         errors,
     )
-    content, kind = found(place, name, devices), name.partition("-")[0]
+    content, kind = report_of(place, name, devices), name.partition("-")[0]
     operation = {"forward": "div", "backward": "mul", "within": "log", "scanned": "dot_general"}
     assert content["step"] == 3
     assert content["bad_step"].startswith("step 3 is bad: loss ")
@@ -202,7 +202,7 @@ def test_the_first_of_several_bad_steps_is_saved(every_case: Path, name: str, wo
     assert code == 2
     assert words in errors
     assert "or find the cause with: " in errors
-    content = found(place, name, 1)
+    content = report_of(place, name, 1)
     assert content["bad_step"].startswith("step 1 is bad: ")
     assert [example["position"] for example in content["examples"]] == [0, 1, 2]
     saved = arrays_of(saved_step(place / name))
@@ -216,7 +216,7 @@ def test_a_run_that_rollbacks_did_not_help(every_case: Path) -> None:
     assert code == 2
     assert "although checkpoint 1 was restored 3 times" in errors
     assert "or find the cause with: " in errors
-    content = found(place, "diverged", 4)
+    content = report_of(place, "diverged", 4)
     assert content["step"] == 2
     assert "Inf in loss" in content["origin"] or "NaN in loss" in content["origin"]
     bad = list(map(json.loads, (place / "diverged" / "bad_steps.jsonl").read_text().splitlines()))
@@ -232,14 +232,14 @@ def test_a_step_that_debug_refuses_is_saved(place: Path) -> None:
     code, _, errors = ended(place, "debug")
     assert code == 2
     assert re.search(r"step 3 .* computes NaN/Inf in train/.*, or find the cause with: ", errors)
-    assert found(place, "debug", 1)["origin"] == found(place, "forward-1", 1)["origin"]
+    assert report_of(place, "debug", 1)["origin"] == report_of(place, "forward-1", 1)["origin"]
 
 
 def test_an_update_that_overflows_is_found_although_the_gradients_are_finite(place: Path) -> None:
     code, _, errors = ended(place, "update")
     assert code == 2
     assert "step 1 (examples from 0 on) computes NaN/Inf in first.kernel, layers_LHH, " in errors
-    assert found(place, "update", 1)["origin"] == (
+    assert report_of(place, "update", 1)["origin"] == (
         "the gradients are finite, but the optimizer computes Inf in first.kernel, "
         "layers_LHH, scale"
     )
@@ -247,7 +247,7 @@ def test_an_update_that_overflows_is_found_although_the_gradients_are_finite(pla
 
 @pytest.mark.long
 def test_an_update_that_overflows_is_found_on_four_devices(every_case: Path) -> None:
-    origins = [found(every_case, "update", devices)["origin"] for devices in (1, 4)]
+    origins = [report_of(every_case, "update", devices)["origin"] for devices in (1, 4)]
     assert origins[0] == origins[1]
     assert origins[0].startswith("the gradients are finite, but the optimizer computes Inf in ")
 

@@ -22,7 +22,7 @@ SPEC = {
 }
 
 
-def parts() -> tuple[Any, Any, Any]:
+def run_state_and_batch() -> tuple[Any, Any, Any]:
     """A run on 8 devices; 3 GiB of its parameters are in 4 shards, and 0.5 GiB is replicated."""
     mesh = toy.mesh_of(2, 4)
 
@@ -39,12 +39,12 @@ def parts() -> tuple[Any, Any, Any]:
     return run, target, SPEC
 
 
-def told(command: str = COMMAND) -> tuple[str, list[str]]:
+def exhausted(command: str = COMMAND) -> tuple[str, list[str]]:
     """Makes an impossible allocation; returns the error and the printed lines."""
     said: list[str] = []
     with (
         pytest.raises(InputError) as error,
-        out_of_memory.explained(*parts(), command, said.append),
+        out_of_memory.explained(*run_state_and_batch(), command, said.append),
     ):
         jnp.zeros(2**48, jnp.float32).block_until_ready()
     assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
@@ -53,7 +53,7 @@ def told(command: str = COMMAND) -> tuple[str, list[str]]:
 
 def test_the_memory_of_state_and_batch_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_memory, "_measured", lambda: (70 * GIB, 71 * GIB))
-    message, said = told()
+    message, said = exhausted()
     assert "\n" not in message
     assert f"`{COMMAND}` finds overrides that fit" in message
     first, second, third = said
@@ -66,7 +66,7 @@ def test_the_memory_of_state_and_batch_is_printed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_built_in_python_is_given_no_command() -> None:
-    message, _ = told("")
+    message, _ = exhausted("")
     assert message.startswith("out of device memory: this run was built in Python")
     assert "`" not in message
 
@@ -91,7 +91,7 @@ def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_errors_pass_untouched(error: BaseException) -> None:
     with (
         pytest.raises(type(error)) as caught,
-        out_of_memory.explained(*parts(), COMMAND, pytest.fail),
+        out_of_memory.explained(*run_state_and_batch(), COMMAND, pytest.fail),
     ):
         raise error
     assert caught.value is error

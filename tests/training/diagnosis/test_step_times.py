@@ -89,7 +89,7 @@ def _flags(directory: Path, steps: int, log_every: int) -> tuple[object, ...]:
     return (*TINY_MLM, *mesh, *length, "--data.path", "corpus")
 
 
-def _said(directory: Path, **variables: dict[str, str]) -> str:
+def _output(directory: Path, **variables: dict[str, str]) -> str:
     """Returns what process 0 of a run of two processes prints."""
     with two_processes(directory, *_flags(directory, 20, 6), **variables) as started:
         outputs = [process.communicate(timeout=280)[0] for process in started]
@@ -123,7 +123,7 @@ threading.Thread(target=later, daemon=True).start()
 def test_a_slow_process_is_named_within_two_logging_intervals(tmp_path: Path, kind: str) -> None:
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text(f"KIND = {kind!r}\n{_SLEEPS}")
-    said = _said(tmp_path, second={"PYTHONPATH": f"{tmp_path / 'slow'}:{CHECKOUT}"})
+    said = _output(tmp_path, second={"PYTHONPATH": f"{tmp_path / 'slow'}:{CHECKOUT}"})
     named = [line for line in said.splitlines() if "slows down the others" in line]
     assert len(named) == 1, said
     assert "process 1 on host " in named[0]
