@@ -19,10 +19,10 @@ from jaxtrain import config
 
 Arrays = dict[str, jax.Array]
 
-# The number of good steps in the median, and the least number before norms are compared: norms
+# The number of good steps in the median, and the lowest number before norms are compared: norms
 # fall steeply in the first steps of a run.
 WINDOW = 128
-LEAST = 32
+MIN_NORMS = 32
 # The largest norm of a good step, as a multiple of the median.
 LARGEST_NORM = 20.0
 
@@ -67,7 +67,7 @@ def detector(settings: config.Optim, separate_groups: Mapping[str, str] | None =
     def too_large(state: Arrays, norm: jax.Array, warmup: jax.Array) -> jax.Array:
         if settings.bad_updates == "off":
             return jnp.zeros((), bool)
-        compared = state["good"] >= jnp.maximum(warmup, LEAST)
+        compared = state["good"] >= jnp.maximum(warmup, MIN_NORMS)
         return compared & (norm > LARGEST_NORM * median(state))
 
     def norms_of(grads: Arrays) -> Arrays:

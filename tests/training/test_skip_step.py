@@ -32,7 +32,7 @@ def test_nan_and_inf_are_bad_from_the_first_step_on() -> None:
 
 
 def test_norms_are_compared_with_the_median_after_enough_steps() -> None:
-    calm = [1.0 + 0.01 * number for number in range(skip_step.LEAST)]
+    calm = [1.0 + 0.01 * number for number in range(skip_step.MIN_NORMS)]
     assert not any(norms(*calm[:-1], 100.0))
     assert norms(*calm, 19.0, 24.0)[-2:] == [False, True]
     assert not any(norms(*calm, 1e6, bad_updates="off"))
@@ -53,8 +53,8 @@ def test_norms_are_compared_only_after_the_warmup() -> None:
 
 
 def test_a_bad_norm_does_not_move_the_median() -> None:
-    found = norms(*[1.0] * skip_step.LEAST, *[1000.0] * skip_step.WINDOW)
-    assert all(found[skip_step.LEAST :])
+    found = norms(*[1.0] * skip_step.MIN_NORMS, *[1000.0] * skip_step.WINDOW)
+    assert all(found[skip_step.MIN_NORMS :])
 
 
 def test_a_separate_group_has_a_separate_norm() -> None:
@@ -62,7 +62,7 @@ def test_a_separate_group_has_a_separate_norm() -> None:
     detect = jax.jit(skip_step.detector(toy.OPTIM, {"critic": "critic."}))
     state = skip_step.init()
     for own, other, wanted in (
-        *[(1.0, 100.0, False)] * skip_step.LEAST,
+        *[(1.0, 100.0, False)] * skip_step.MIN_NORMS,
         (1.0, 1e6, False),
         (50.0, 100.0, True),
         (1.0, math.inf, True),

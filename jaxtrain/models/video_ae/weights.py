@@ -5,7 +5,6 @@ blocks stacks frame and previous frame as input channels; ours stacks the kernel
 output channels (:class:`blocks.MemoryConv`).
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import numpy as np
 
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import network
-from jaxtrain.models.weight_table import KERNEL, POINTWISE, Layout, Row, WeightTable
+from jaxtrain.models.weight_table import KERNEL, POINTWISE, Layout, Row, Tensors, WeightTable
 
-Tensors = Mapping[str, np.ndarray]
 _LISTED = 6
 
 
