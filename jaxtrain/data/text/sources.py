@@ -144,13 +144,15 @@ class Text(DataConfig):
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
-    tokenizer_kind: TokenizerKind = "wordpiece"
-    """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), or byte_bpe
-    (byte-level, lossless; for causal models)."""
     text_field: str | None = None
     """The field of .jsonl objects or the column of .parquet files that holds the text. None uses
     text if most rows have it, or else the only usual name (content, body, ...) that most rows
     have, in any case of letters."""
+
+    @property
+    def tokenizer_kind(self) -> TokenizerKind:
+        """Returns the kind of tokenizer to train."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""
