@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtrain.config import invocation
-from jaxtrain.data import hub_errors, splits
+from jaxtrain.data import splits
 from jaxtrain.data.text import kinds
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import cache
+from jaxtrain.storage import hub_errors
 from jaxtrain.terminal import Say
 
 PREFIX = "hf:"
