@@ -18,9 +18,8 @@ from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Pla
 from jaxtrain.cli import commands
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
 from jaxtrain.reporting import run_files
-from jaxtrain.storage import atomic, bucket, lease, lock
+from jaxtrain.storage import atomic, bucket, cache, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import formats

@@ -27,8 +27,7 @@ import obstore
 from obstore.store import HTTPStore
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, cache
-from jaxtrain.storage import addresses, stand_ins
+from jaxtrain.storage import addresses, bucket_folders, cache, stand_ins
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble
 from jaxtrain.telemetry import progress_bar

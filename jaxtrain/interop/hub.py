@@ -30,8 +30,7 @@ from jaxtrain.data.text import hub_datasets, tokenizer, transformers_files
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain, short_repr
 from jaxtrain.interop import huggingface
-from jaxtrain.jobs import cache
-from jaxtrain.storage import addresses, bucket, hub_errors, tensor_files
+from jaxtrain.storage import addresses, bucket, cache, hub_errors, tensor_files
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.terminal import Say
 

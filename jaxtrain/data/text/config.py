@@ -19,7 +19,7 @@ from jaxtrain.data.text.sources import Prepared, Text
 from jaxtrain.data.text.streams import Streams
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 SourceT = TypeVar("SourceT")
 _MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python

@@ -21,8 +21,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import splits
 from jaxtrain.data.text import kinds
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
-from jaxtrain.storage import hub_errors
+from jaxtrain.storage import cache, hub_errors
 from jaxtrain.terminal import Say
 
 PREFIX = "hf:"

@@ -37,9 +37,9 @@ from jaxtrain.data.text.rows import Rows
 from jaxtrain.data.text.shards import CachedShard, Recipe, Shard
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
-from jaxtrain.jobs import cache, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, cache
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"

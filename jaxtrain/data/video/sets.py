@@ -40,9 +40,9 @@ from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache, record, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
-from jaxtrain.storage import addresses, disks, file_ends
+from jaxtrain.storage import addresses, cache, disks, file_ends, record
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry import formats
 from jaxtrain.terminal import Say
