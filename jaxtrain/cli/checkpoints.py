@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from jaxtrain import terminal
+from jaxtrain import formats, terminal
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
 from jaxtrain.checkpoint.pointer import ASIDE, CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED, Damaged
@@ -22,7 +22,6 @@ from jaxtrain.reporting import run_files
 from jaxtrain.storage import atomic, bucket, cache, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.telemetry import formats
 
 _MIB = 2**20
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxtrain import terminal
-from jaxtrain.telemetry.formats import duration
+from jaxtrain.formats import duration
 from jaxtrain.terminal import Say
 
 SAY_EVERY_S = 30.0
