@@ -31,12 +31,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from jaxtrain import terminal
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.jobs.engines import Engine, Ray, Worker
 from jaxtrain.storage import addresses, atomic, bucket_folders, cache, disks, lock, run_marker
 from jaxtrain.storage import record as records
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
-from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say
 
 WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
@@ -218,7 +218,7 @@ def run(
             say(f"{skipped:,} of {total:,} {things} are already done{before}")
         mark = place.mark() if isinstance(engine, Ray) else None
         work = functools.partial(_begin, begin, place, mark)
-        with progress_bar.counted(doing, things, total, tally.count, say) as show:
+        with terminal.progress_bar(doing, things, total, tally.count, say) as show:
             again = list[Item]()
             for item, result in _chained(lambda items: engine.map(work, items), todo, again):
                 record = _failed(item, KILLS) if result is None else result
