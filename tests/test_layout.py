@@ -231,7 +231,6 @@ CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
     "cli/evaluate.py _refuse": "names in its callers",
     "cli/evaluate.py main": _LITERAL,
-    "cli/evaluate_student.py load": _LITERAL,
     "inference/teachers.py Own.__init__": _FIELDS,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
     "models/from_file.py in_weights": _FIELDS,

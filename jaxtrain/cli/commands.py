@@ -245,7 +245,7 @@ class Reconstruct(Writes, Precise):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate(OnDevices, Json, Precise):
+class Evaluate(Json, Precise):
     """Measures the quality of one to three video autoencoders, or of a language model.
 
     SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest), a weights file,
