@@ -464,8 +464,6 @@ class PrepareLatents(OfConfig, OnDevices, Parts, Json):
     """
     teacher_scaling: Annotated[float | None, "X"] = None
     """factor to multiply the latents by (default: from the teacher's folder)"""
-    teacher_sample: Annotated[int | None, "SEED"] = None
-    """sample the latents with this seed (default: their mode)"""
     batch: _Number = 8
     """batch size, in clips"""
 

@@ -43,7 +43,6 @@ def load(flags: commands.Evaluate) -> Pair:
     teacher = teachers.load(
         str(flags.teacher),
         scaling=flags.teacher_scaling,
-        sample_seed=None,
         say=terminal.say,
         command="evaluate",
     )

@@ -39,12 +39,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
             raise InputError(files.absent(flag, path))
     say = terminal.say
     process_group.check_accelerator(os.environ)  # also for a PyTorch teacher
-    load = functools.partial(
-        teachers.load,
-        flags.teacher,
-        scaling=flags.teacher_scaling,
-        sample_seed=flags.teacher_sample,
-    )
+    load = functools.partial(teachers.load, flags.teacher, scaling=flags.teacher_scaling)
     teacher = load(say=say)
     teacher.check(f"--teacher {flags.teacher}", run.model, run.model.frames, "--model.frames")
     data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
