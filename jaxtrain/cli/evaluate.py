@@ -45,7 +45,7 @@ def main(flags: commands.Evaluate) -> int:
     # They import jax, which takes seconds.
     from jaxtrain.cli import text
     from jaxtrain.inference import load
-    from jaxtrain.inference.evaluation import distillation, i3d, reconstructions
+    from jaxtrain.inference.evaluation import distillation, i3d, language_models, reconstructions
     from jaxtrain.inference.video.autoencoder import Autoencoder
     from jaxtrain.interop import hub, weights
 
@@ -54,13 +54,13 @@ def main(flags: commands.Evaluate) -> int:
         weights.check_there(source)
     for source in flags.sources:
         model = weights.model_at(source)
-        if model is not None and model.task in text.KINDS:
+        if model is not None and model.task in language_models.KINDS:
             _refuse(flags, _VIDEO_FLAGS, f"{source} is a language model")
             if len(flags.sources) > 1:
                 raise InputError("evaluate: one language model at a time")
-            return text.evaluate(flags, source, text.KINDS[model.task])
+            return text.evaluate(flags, source, language_models.KINDS[model.task])
         if model is not None and model.task != "reconstruct":
-            tasks = (*text.KINDS, "reconstruct")
+            tasks = (*language_models.KINDS, "reconstruct")
             raise load.cannot(model, "evaluate", *tasks, source=source)
     _refuse(flags, _TEXT_FLAGS, f"{flags.sources[0]} is not a language model")
     if len(flags.sources) > _MOST_SOURCES:
