@@ -47,7 +47,7 @@ def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Compar
             f"of {folders[-1]}"
         )
     pairs = list(zip(folders[::2], folders[1::2], strict=True))
-    answer = experiment.of_existing(pairs, flags.metric, None, flags.practical)
+    answer = experiment.of_existing(pairs, flags.metric, flags.practical)
     terminal.out(experiment.summary(answer))
     for warning in answer.warnings:
         terminal.out(f"warning: {warning}")

@@ -387,11 +387,6 @@ class Experiment:
             fit_s=self._question.fit_s,
             known=str(self._known.folder),
         )
-        if first is not None and facts.seed != first.seed:
-            raise InputError(
-                f"the sides of a pair share their seed, but side {label} has seed {facts.seed}, "
-                f"and a {first.seed}: change other fields"
-            )
         if changed := self._known.changed(facts.identity, facts.parts):
             self._say(
                 f"side {label}: {', '.join(changed)} changed since an earlier comparison of this "
@@ -590,16 +585,12 @@ def hours(seconds: float) -> str:
 
 
 def of_existing(
-    directories: Sequence[tuple[Path, Path]],
-    metric: str | None,
-    mode: metrics.Mode | None,
-    practical: float | None,
+    directories: Sequence[tuple[Path, Path]], metric: str | None, practical: float | None
 ) -> Comparison:
     """Compares runs that exist, in the order given.
 
     Args:
         metric: None takes ``checkpoint.best_metric`` of the first run.
-        mode: which values are better; None takes that of the table of metrics.
     """
     from jaxtrain.reporting import run_files
 
@@ -632,7 +623,7 @@ def of_existing(
         metric = metric or read[0].config.get("checkpoint", {}).get("best_metric")
         if metric is None:
             raise InputError(f"{paths[0]} has no checkpoint.best_metric: name one with --metric")
-        mode = mode or metrics.describe(metric, read[0].metrics).better
+        mode = metrics.describe(metric, read[0].metrics).better
         if mode is None:
             raise InputError(f"--metric {metric}: neither larger nor smaller values are better")
         a, b = (runs.read(path, metric) for path in paths)
