@@ -20,7 +20,7 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import PREFIX, Subject
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage.bucket import Bucket, normalized
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble, free_bytes
 from jaxtrain.telemetry.formats import large, size
 from jaxtrain.training import save_policy
@@ -47,7 +47,6 @@ def bucket_access(url: str | None) -> Iterator[Finding]:
     if url is None:
         return
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
-    url = normalized(url, "--output-dir")
     folder = Bucket(url).impatient()
     try:
         began = time.monotonic()
