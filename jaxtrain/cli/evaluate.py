@@ -1,7 +1,6 @@
 """``jaxtrain evaluate``: measures the quality of models."""
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +70,6 @@ def main(flags: commands.Evaluate) -> int:
         if flags.teacher is None and (value := getattr(flags, name)) is not None:
             raise InputError(f"--{name.replace('_', '-')} {value} requires --teacher")
     size, protocol = _resolved(flags)
-    atomic.check_writable("--json", flags.json)
     atomic.check_writable("--report", flags.report)
     if flags.worst is not None:
         _make_empty(flags.worst)
@@ -138,7 +136,7 @@ def main(flags: commands.Evaluate) -> int:
             **({"protocol": dataclasses.asdict(protocol)} if protocol else {}),
             "clips": [dataclasses.asdict(one) for one in measured],
         }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        atomic.write_json(flags.json, content)
         terminal.out(f"wrote {flags.json}")
     if flags.worst is None and flags.report is None:
         return 0

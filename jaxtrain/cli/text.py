@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -136,7 +135,6 @@ def evaluate(
 ) -> int:
     """Runs the command; the command does if SOURCE is a language model."""
     data = atomic.expanded(flags.data)
-    atomic.check_writable("--json", flags.json)
     measurement = language_models.measurement(
         kind,
         data,
@@ -161,7 +159,7 @@ def evaluate(
     if flags.json:
         provenance = {"precision": flags.precision, "versions": versions.line()}
         report = {"source": model.source, "data": str(data), **provenance, **content}
-        atomic.write_whole(flags.json, json.dumps(report, indent=2) + "\n")
+        atomic.write_json(flags.json, report)
         terminal.out(f"wrote {flags.json}")
     return 0
 

@@ -351,7 +351,8 @@ class Experiment:
                 self._answers[change] = self._judge(change, pairs[change])
                 for line in self.described(change):
                     self._say(line)
-            self._write()
+            self._directory.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(self._directory / NAME, self.to_dict())
             self._written(self._answers)
             if not question.keep_checkpoints:
                 for result in results.values():
@@ -517,11 +518,6 @@ class Experiment:
             },
             "answers": [answer.to_dict() for answer in self._answers],
         }
-
-    def _write(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=1) + "\n"
-        atomic.write_whole(self._directory / NAME, text)
 
     def described(self, change: int) -> list[str]:
         """Returns the lines about a change after a pair."""

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import json
 import os
 
 from jaxtrain import config, machine, terminal
@@ -15,7 +14,6 @@ from jaxtrain.storage import atomic
 
 def main(flags: commands.PrepareLatents) -> int:
     """Runs the command and returns its exit code."""
-    atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, flags.overrides)
     if run.model.latent_shape is None:
         raise InputError(
@@ -91,7 +89,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
             "teacher": teacher.name,
             "folder": folders[0],
         }
-        atomic.write_whole(flags.json, json.dumps(result, indent=1) + "\n")
+        atomic.write_json(flags.json, result)
     # If a few windows lack latents, a repetition would not help.
     return int(bool(failed) or (lacking > 0 and not windows))
 

@@ -1,6 +1,5 @@
 """``jaxtrain prepare tokens``: prepares the examples of a text config."""
 
-import json
 from collections.abc import Callable
 
 from jaxtrain import config, terminal, versions
@@ -12,7 +11,6 @@ from jaxtrain.storage import atomic
 def main(flags: commands.PrepareTokens) -> int:
     """Runs the command and returns its exit code."""
     run = config.load(flags.config, flags.overrides)
-    atomic.check_writable("--json", flags.json)
     with command_line.resumable("parts"):
         return _prepare(run, flags, terminal.say)
 
@@ -51,6 +49,6 @@ def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str]
                 for split, source in (("train", sources.train), ("val", sources.val))
             },
         }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        atomic.write_json(flags.json, content)
         say(f"wrote {flags.json}")
     return 1 if sources.bad else 0
