@@ -166,20 +166,14 @@ def encode(flags: commands.Encode) -> int:
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
     model = autoencoder(flags, "encode")
-    with command_line.cleaning_up():
-        _encode_one(model, video, storage, flags)
-    return 0
-
-
-def _encode_one(
-    model: "Autoencoder", video: Video, storage: latent_files.Storage, flags: commands.Encode
-) -> None:
     counter = Counter(video.frames)
-    encoded = latent_files.encode(model, video, flags.target, storage, counter.add_one)
+    with command_line.cleaning_up():
+        encoded = latent_files.encode(model, video, flags.target, storage, counter.add_one)
     if note := _note(video, encoded):
         terminal.out(note)
     shape = "x".join(map(str, encoded.shape))
     terminal.out(f"{counter.line()} to latents {shape} in {flags.target}")
+    return 0
 
 
 def _note(video: Video, encoded: latent_files.Encoded) -> str:

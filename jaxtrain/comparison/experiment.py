@@ -333,8 +333,12 @@ class Experiment:
             RunAgain: stopped, or a run had only temporary failures; the same command continues.
         """
         question = self._question
-        for line in self._few_pairs():
-            self._say(line)
+        fewest = sequential.fewest_pairs(question.level)
+        if question.pairs < fewest:
+            self._say(
+                f"warning: --pairs {question.pairs} cannot show that a side is better: no verdict "
+                f"of a difference is possible before pair {fewest}"
+            )
         for side, label in zip(question.sides, question.labels, strict=True):
             self._say(f"{label}: {side.description}")
         for side, label in zip(question.sides, question.labels, strict=True):
@@ -364,15 +368,6 @@ class Experiment:
                 self._say(f"--hours {question.hours:g} are over")
                 break
         return self._answers
-
-    def _few_pairs(self) -> list[str]:
-        fewest = sequential.fewest_pairs(self._question.level)
-        if self._question.pairs >= fewest:
-            return []
-        return [
-            f"warning: --pairs {self._question.pairs} cannot show that a side is better: no "
-            f"verdict of a difference is possible before pair {fewest}"
-        ]
 
     def _open(self) -> list[int]:
         return [number for number, answer in enumerate(self._answers) if not _is_final(answer)]

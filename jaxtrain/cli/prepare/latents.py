@@ -20,10 +20,6 @@ def main(flags: commands.PrepareLatents) -> int:
             f"--config {flags.config} has a model that learns from no latents: use a config of the "
             "small video autoencoder, such as taew2_2_h100_1"
         )
-    return _prepare(run, flags)
-
-
-def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     import jax
 
     cluster, part = job_flags.cluster(flags), job_flags.part(flags)
