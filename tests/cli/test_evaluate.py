@@ -27,9 +27,7 @@ METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
 SIZE = ["--frames", "8", "--height", "16", "--width", "24"]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -253,12 +251,7 @@ def test_lpips_that_cannot_be_measured_is_refused(
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos of 20 and 40 numbered frames at 25 and 60 frames per second, and a short one."""
-    folder = tmp_path_factory.mktemp("films")
-    sample_videos.write(folder / "a.mp4", 20, fps=25)
-    sample_videos.write(folder / "b.mp4", 40, fps=60)
-    sample_videos.write(folder / "c.mp4", 5, fps=25)
-    return folder
+    return sample_videos.films(tmp_path_factory.mktemp("films"))
 
 
 @pytest.mark.slow
