@@ -28,7 +28,7 @@ from jaxtrain import config
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.video import demo_videos
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 BATCHES = 8  # per measurement, after the prefetched batches, which are not timed
 

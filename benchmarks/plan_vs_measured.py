@@ -20,8 +20,8 @@ import sizes
 
 from jaxtrain.bench import request
 from jaxtrain.cost import cards
+from jaxtrain.formats import GIB
 from jaxtrain.planning.planner import Plan, Planner
-from jaxtrain.telemetry.hardware import GIB
 
 _TIMEOUT_S = 900.0
 Configs = dict[str, tuple[str, ...]]

@@ -15,8 +15,8 @@ import common_start  # noqa: F401
 from jaxtrain import config
 from jaxtrain.config import files, overrides
 from jaxtrain.errors import InputError
+from jaxtrain.formats import GIB
 from jaxtrain.planning.planner import Plan, Planner
-from jaxtrain.telemetry.hardware import GIB
 
 COLUMNS = (
     *("config", "GPUs", "examples per device", "`model.remat`", "sent", "moved"),

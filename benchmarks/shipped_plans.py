@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from jaxtrain.config import files
 from jaxtrain.cost import cards
+from jaxtrain.formats import GIB
 from jaxtrain.planning import shipped
 from jaxtrain.planning.planner import Planner
-from jaxtrain.telemetry.hardware import GIB
 
 
 def planned(name: str) -> shipped.Row:

@@ -147,8 +147,9 @@ def config_fields() -> str:
         ]
         summary = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         if shown := rows_of.setdefault((name, kind.__module__), []):  # the other kind of text
+            absent = ", ".join(row[0] for row in shown if row not in rows)
             rows = [row for row in rows if row not in shown]
-            summary += " Its other fields are those of the table above."
+            summary += f" Its other fields are those of the table above, without {absent}."
         shown += rows
         heading = f"## {name}{owner and ', '}{owner}"
         parts.append(

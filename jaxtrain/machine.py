@@ -8,8 +8,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxtrain import formats
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import formats
 
 WORKER_BYTES = 0.3 * 2**30
 """Memory of a worker process, besides the batches in shared memory. Measured: 0.09 GiB for clips of

@@ -106,7 +106,7 @@ def run_directory(arguments: Sequence[str]) -> tuple[Path, bool]:
     if not in_bucket or not _has("obstore"):
         return expanded(output), in_bucket
     from jaxtrain.checkpoint import remote
-    from jaxtrain.jobs import cache
+    from jaxtrain.storage import cache
     from jaxtrain.storage.bucket import normalized
 
     cache_dir = option("--data.cache_dir", arguments)

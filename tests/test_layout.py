@@ -29,7 +29,7 @@ ORDER = (
         "distributed",
     ),
     *("optim", "models", "sharding", "xla", "ops", "config", "terminal", "storage", "versions"),
-    "errors",
+    *("formats", "errors"),
 )
 # Modules that are named otherwise than their distribution. jax requires one version of jaxlib.
 DISTRIBUTIONS = {

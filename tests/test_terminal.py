@@ -26,7 +26,7 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import console, progress_bar
+from jaxtrain.telemetry import console
 from jaxtrain.telemetry.console import Console, line_of
 from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.phases import Now, Phases
@@ -38,7 +38,6 @@ import sys, time
 from pathlib import Path
 from jaxtrain.telemetry import console
 from jaxtrain import terminal
-from jaxtrain.telemetry import progress_bar
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.telemetry.phases import Phases
@@ -294,9 +293,9 @@ def test_the_live_line_drops_fields_that_do_not_fit() -> None:
 
 def test_a_count_shows_rate_rest_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 31.0, 40.0))
-    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     said: list[str] = []
-    with progress_bar.counted("cutting", "videos", 1000, 38, said.append) as show:
+    with terminal.progress_bar("cutting", "videos", 1000, 38, said.append) as show:
         show(100, 2)
         show(110, 2)  # too soon
     assert said == ["cutting: 100 of 1,000 videos, 2.0/s, about 7m30s left, 2 failed"]

@@ -22,7 +22,7 @@ from typing import Any
 import chapter
 
 from jaxtrain.data.video import demo_videos
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 NAME = "taehv_h100_1"
 # The config's 2,000 steps of warm-up are one in a hundred of its own length.

@@ -28,6 +28,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
+from jaxtrain.formats import GIB
 from jaxtrain.interop import hub
 from jaxtrain.jobs.subprocess_worker import Send
 from jaxtrain.ops import cpu
@@ -213,8 +214,8 @@ def _rates(built: StepSetup, times: timing.Times, step_s: float, prefix: str) ->
 
 def _memory(cost: StepCost) -> Rows:
     rows: Rows = {
-        "memory/compiled_gib": cost.planned_bytes / hardware.GIB,
-        "memory/compiled_temporaries_gib": cost.temporaries / hardware.GIB,
+        "memory/compiled_gib": cost.planned_bytes / GIB,
+        "memory/compiled_temporaries_gib": cost.temporaries / GIB,
     }
     measured = hardware.memory_gib()
     if measured is not None:
@@ -223,7 +224,7 @@ def _memory(cost: StepCost) -> Rows:
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
         if "VmHWM" in lines:  # some sandboxes omit it
-            rows["memory/host_peak_gib"] = int(lines["VmHWM"].split()[0]) * 1024 / hardware.GIB
+            rows["memory/host_peak_gib"] = int(lines["VmHWM"].split()[0]) * 1024 / GIB
     return rows
 
 
@@ -313,7 +314,7 @@ def _save(session: _Session) -> Rows:
     return {
         "save/blocks_loop": blocked_s,
         "save/complete": complete_s,
-        "save/gib": written / hardware.GIB,
+        "save/gib": written / GIB,
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from jaxtrain import terminal
+from jaxtrain import formats, terminal
 from jaxtrain.checkpoint import pointer, remote, resume
 from jaxtrain.checkpoint.candidates import CheckpointCandidates, newest_intact
 from jaxtrain.checkpoint.pointer import ASIDE, CHECKPOINTS, DAMAGED, KINDS, SUPERSEDED, Damaged
@@ -17,12 +17,10 @@ from jaxtrain.checkpoint.store import BucketFolder, CheckpointStore, Folder, Pla
 from jaxtrain.cli import commands
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
 from jaxtrain.reporting import run_files
-from jaxtrain.storage import atomic, bucket, lease, lock
+from jaxtrain.storage import atomic, bucket, cache, lease, lock
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble
-from jaxtrain.telemetry import formats
 
 _MIB = 2**20
 

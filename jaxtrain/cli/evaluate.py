@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxtrain import terminal, versions
+from jaxtrain import formats, terminal, versions
 from jaxtrain.cli import command_line, commands, video
 from jaxtrain.config import field_values, record
 from jaxtrain.data.video import files
@@ -14,7 +14,7 @@ from jaxtrain.inference.evaluation import evaluation_clips
 from jaxtrain.inference.evaluation.intervals import Difference, Estimate
 from jaxtrain.inference.evaluation.protocols import PROTOCOLS, Protocol
 from jaxtrain.storage import addresses, atomic
-from jaxtrain.telemetry import formats, images
+from jaxtrain.telemetry import images
 
 if TYPE_CHECKING:
     from jaxtrain.inference.evaluation.reconstructions import ClipMetrics, Drawn, Evaluation

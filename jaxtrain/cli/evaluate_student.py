@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtrain import terminal
+from jaxtrain import formats, terminal
 from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
 from jaxtrain.inference import teachers
@@ -19,7 +19,6 @@ from jaxtrain.reporting import page
 from jaxtrain.reporting.markup import element, table
 from jaxtrain.reporting.sections import section
 from jaxtrain.storage import atomic
-from jaxtrain.telemetry import formats
 
 _UNITS = {"psnr": " (dB)", "motion error": " (levels)"}
 _LISTED = 3  # channels

@@ -9,8 +9,7 @@ from jaxtrain.checkpoint import pointer, remote
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
-from jaxtrain.storage import atomic, bucket, run_marker
+from jaxtrain.storage import atomic, bucket, cache, run_marker
 
 
 def main(flags: commands.FindNan) -> int:

@@ -5,9 +5,8 @@ from pathlib import Path
 from jaxtrain import terminal
 from jaxtrain.checkpoint import remote
 from jaxtrain.cli import commands
-from jaxtrain.jobs import cache
 from jaxtrain.reporting import page, run_files
-from jaxtrain.storage import atomic, bucket
+from jaxtrain.storage import atomic, bucket, cache
 
 
 def main(flags: commands.Report) -> int:

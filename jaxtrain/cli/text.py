@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jaxtrain import errors, terminal, versions
+from jaxtrain import errors, formats, terminal, versions
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import commands
 from jaxtrain.errors import InputError
@@ -21,7 +21,6 @@ from jaxtrain.interop import hub, weights
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.storage import addresses, atomic
 from jaxtrain.storage.atomic import LATEST, expanded
-from jaxtrain.telemetry import formats, progress_bar
 from jaxtrain.training import run_directory
 
 
@@ -212,7 +211,7 @@ def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
 
         def each(done: int, count: int) -> None:
             if not bars:  # only now is the count known
-                counted = progress_bar.counted("measuring", things, count, 0, terminal.out)
+                counted = terminal.progress_bar("measuring", things, count, 0, terminal.out)
                 bars.append(stack.enter_context(counted))
             bars[0](done, 0)
 

@@ -16,14 +16,13 @@ from jaxtrain import terminal
 from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
+from jaxtrain.formats import counted
 from jaxtrain.inference.video import latent_files, writing
 from jaxtrain.inference.video.reading import Frame, Video
 from jaxtrain.inference.video.writing import Writer
 from jaxtrain.jobs import engines, resumable
 from jaxtrain.storage import atomic
 from jaxtrain.telemetry import images
-from jaxtrain.telemetry.formats import counted
-from jaxtrain.telemetry.progress_bar import SAY_EVERY_S
 
 if TYPE_CHECKING:  # they import jax, which takes seconds: flags and input are checked before
     from jaxtrain.inference.video import folder as video_folder
@@ -76,7 +75,7 @@ class Counter:
         self._done += 1
         if self._done == 1:
             self._first_s = now - self._began
-        if now - self._printed >= SAY_EVERY_S:
+        if now - self._printed >= terminal.SAY_EVERY_S:
             self._printed = now
             terminal.out(f"{self._done:,} of {self._expected:,} {self._unit}s, {self._rate(now)}")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from jaxtrain import config
+from jaxtrain import config, formats
 from jaxtrain.comparison import runs, sequential
 from jaxtrain.comparison.identities import FOLDER, Identities
 from jaxtrain.comparison.sequential import Interval
@@ -28,7 +28,6 @@ from jaxtrain.comparison.side import At, Facts, Side
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
-from jaxtrain.telemetry import formats
 from jaxtrain.terminal import Say
 
 NAME = "compare.json"

@@ -181,8 +181,9 @@ def measure(request: dict[str, Any], send: Any) -> None:
 def _devices(run: Any, request: Mapping[str, Any]) -> Iterator[Any]:
     """Prepares this process as a run does; yields the config, fitted to the devices."""
     from jaxtrain.distributed import process_group
-    from jaxtrain.jobs import cache, worker_process
+    from jaxtrain.jobs import worker_process
     from jaxtrain.ops import cpu
+    from jaxtrain.storage import cache
     from jaxtrain.xla import gpu_memory, options
 
     gpu_memory.reserve_memory(os.environ)
@@ -317,6 +318,6 @@ def _code_of_data(files: Mapping[str, Path], run: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    from jaxtrain.jobs import cache
+    from jaxtrain.storage import cache
 
     return hashlib.sha256(cache.digest(value).encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxtrain.data.source import Source
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 
 @dataclasses.dataclass(frozen=True)

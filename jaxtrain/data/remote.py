@@ -26,12 +26,11 @@ from typing import Any
 import obstore
 from obstore.store import HTTPStore
 
+from jaxtrain import terminal
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, cache
-from jaxtrain.storage import addresses, stand_ins
+from jaxtrain.storage import addresses, bucket_folders, cache, stand_ins
 from jaxtrain.storage.atomic import appearing, remove_leftovers
 from jaxtrain.storage.disks import check_room, disk_trouble
-from jaxtrain.telemetry import progress_bar
 
 _FILES_AT_ONCE = 8
 _CHUNK_BYTES = 2**20
@@ -128,7 +127,7 @@ def fetch(
             )
         say(f"fetching {len(missing):,} of {len(paths):,} files into {folder} (once)")
     stop = threading.Event()
-    counted = progress_bar.counted("fetching", "files", len(missing), 0, say)
+    counted = terminal.progress_bar("fetching", "files", len(missing), 0, say)
     several = len(missing) > 1  # a worker of prepare clips, which has no console, fetches one
     with (
         counted if several else contextlib.nullcontext(lambda done, failed: None) as show,

@@ -14,10 +14,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain import machine
+from jaxtrain import formats, machine
 from jaxtrain.jobs import worker_process
 from jaxtrain.storage.disks import free_bytes
-from jaxtrain.telemetry import formats
 
 _SHARED_MEMORY = Path("/dev/shm")
 

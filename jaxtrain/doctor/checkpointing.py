@@ -20,9 +20,9 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import PREFIX, Subject
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.formats import large, size
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble, free_bytes
-from jaxtrain.telemetry.formats import large, size
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 

@@ -19,8 +19,8 @@ from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject
+from jaxtrain.formats import counted, large
 from jaxtrain.storage import lock
-from jaxtrain.telemetry.formats import counted, large
 
 _AXIS = "devices"
 _TIMES = 5

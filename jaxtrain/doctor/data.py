@@ -13,9 +13,9 @@ from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
+from jaxtrain.formats import counted
 from jaxtrain.interop import hub, huggingface, weights
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.telemetry.formats import counted
 from jaxtrain.training import preflight
 
 _NAMED = 5  # broken files in a message

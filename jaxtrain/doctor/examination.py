@@ -97,7 +97,7 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
     from jaxtrain.cost import cards
     from jaxtrain.doctor import checkpointing, collectives, data, hosts, machine
     from jaxtrain.doctor.subject import Subject
-    from jaxtrain.jobs import cache
+    from jaxtrain.storage import cache
     from jaxtrain.telemetry import hardware
     from jaxtrain.training import run_directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxtrain.errors import InputError, RunAgain, first_line
-from jaxtrain.telemetry.formats import counted
+from jaxtrain.formats import counted
 
 Level = Literal["ok", "warning", "problem"]
 Check = Callable[[], Iterable["Finding"]]

@@ -14,7 +14,7 @@ from jaxtrain.distributed import cluster_env, consistency, key_value, process_gr
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, warning
 from jaxtrain.doctor.subject import Subject
-from jaxtrain.telemetry.formats import counted
+from jaxtrain.formats import counted
 from jaxtrain.training import run_directory
 
 ANSWER_S = 10.0

@@ -19,8 +19,8 @@ from jaxtrain.data import worker_count
 from jaxtrain.distributed import process_group
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
+from jaxtrain.formats import counted, size
 from jaxtrain.storage.disks import free_bytes
-from jaxtrain.telemetry.formats import counted, size
 from jaxtrain.telemetry.hardware import Driver, Gpu
 
 LEAST_DRIVER = {12: "525", 13: "580"}

@@ -19,9 +19,9 @@ from jaxtrain.config import invocation
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.interop import weights
-from jaxtrain.jobs import cache
 from jaxtrain.models import from_file
 from jaxtrain.models.contract import Task
+from jaxtrain.storage import cache
 from jaxtrain.training import state
 from jaxtrain.xla import options
 

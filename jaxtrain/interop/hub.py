@@ -26,13 +26,11 @@ from typing import Any, NoReturn, TypeVar
 from jaxtrain import terminal
 from jaxtrain.checkpoint import resume
 from jaxtrain.checkpoint.pointer import BEST, CHECKPOINTS
-from jaxtrain.data import hub_errors
 from jaxtrain.data.text import hub_datasets, tokenizer, transformers_files
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain, short_repr
 from jaxtrain.interop import huggingface
-from jaxtrain.jobs import cache
-from jaxtrain.storage import addresses, bucket, tensor_files
+from jaxtrain.storage import addresses, bucket, cache, hub_errors, tensor_files
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.terminal import Say
 

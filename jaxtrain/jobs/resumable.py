@@ -5,7 +5,7 @@ is made in a folder of its own, appears by a rename, and then its record is writ
 input's identity and the sizes and checksums of its files. So a killed command loses only what it
 was making: the next one skips what has a record, and makes again what has changed. Making an
 output twice, also at the same time, gives the same files. The folders of a cache have their record
-inside (:mod:`jaxtrain.jobs.record`), and no other.
+inside (:mod:`jaxtrain.storage.record`), and no other.
 
 OUT may be a folder of a bucket: then outputs are made in a temporary folder and uploaded, in the
 same order. OUT/.jobs has the records, and of a *set*, a list of inputs with settings, the files
@@ -31,13 +31,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from jaxtrain import terminal
 from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
-from jaxtrain.jobs import bucket_folders, cache
-from jaxtrain.jobs import record as records
 from jaxtrain.jobs.engines import Engine, Ray, Worker
-from jaxtrain.storage import addresses, atomic, disks, lock, run_marker
+from jaxtrain.storage import addresses, atomic, bucket_folders, cache, disks, lock, run_marker
+from jaxtrain.storage import record as records
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
-from jaxtrain.telemetry import progress_bar
 from jaxtrain.terminal import Say
 
 WORK = ".jobs"  # in OUT; hidden, so that its files are not read as data
@@ -88,7 +87,7 @@ class Item:
         output: path of the output, relative to OUT.
         source: the input if it is a local file, which must not change while it is processed.
         is_folder: whether the output is a folder that has its own record
-            (:data:`jaxtrain.jobs.record.NAME`) with the details, and whose name changes with the
+            (:data:`jaxtrain.storage.record.NAME`) with the details, and whose name changes with the
             input. Failures are then not recorded: the next command tries again.
         singles: of an item that stands for several inputs, an item for each. They are made in its
             place if it kills its worker. The detail "failed" of such an item is a dictionary of
@@ -219,7 +218,7 @@ def run(
             say(f"{skipped:,} of {total:,} {things} are already done{before}")
         mark = place.mark() if isinstance(engine, Ray) else None
         work = functools.partial(_begin, begin, place, mark)
-        with progress_bar.counted(doing, things, total, tally.count, say) as show:
+        with terminal.progress_bar(doing, things, total, tally.count, say) as show:
             again = list[Item]()
             for item, result in _chained(lambda items: engine.map(work, items), todo, again):
                 record = _failed(item, KILLS) if result is None else result

@@ -50,9 +50,6 @@ class MaskedConfig(ModelConfig):
     """Attention heads; must divide `hidden`."""
     mask_fraction: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.15
     """Fraction of the tokens of a sequence that the model must predict."""
-    attend: Literal["sequence", "document"] = "sequence"
-    """What a token attends to: the complete sequence, or only its own document. A sequence is a
-    window of documents in a row, so it may have several."""
     pad_id: Annotated[int, bounds.Bounds(least=0, most=bounds.WORDS.most)] = PAD
     """The tokenizer's id of the padding token."""
     remat: Remat = "none"
@@ -74,6 +71,11 @@ class MaskedConfig(ModelConfig):
                 f"model.sequence_length={self.sequence_length} is less than one token: raise one",
                 about=("model.mask_fraction", "model.sequence_length"),
             )
+
+    @property
+    def attend(self) -> Literal["sequence", "document"]:
+        """Returns what a token attends to: the complete sequence, or only its own document."""
+        return "document"
 
     @property
     def predicted(self) -> int:

@@ -11,7 +11,7 @@ V vocabulary, Q either S or 1 (the same for every query).
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ class Config(masked.MaskedConfig):
     model_type = "bert"  # in transformers' config.json
     in_weights = ("vocab_size", "sequence_length", "hidden", "layers", "ff")
 
+    attend: Literal["sequence", "document"] = "sequence"
+    """What a token attends to: the complete sequence, or only its own document. A sequence is a
+    window of documents in a row, so it may have several."""
     ff: bounds.Width | None = None
     """Width of the feed-forward layers. None uses 4 times `hidden`."""
     dropout: bounds.Fraction = 0.1

@@ -16,7 +16,7 @@ of K, C blocks of L queries, which attend to T keys.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,6 @@ class Config(masked.MaskedConfig):
     attention_out_dropout: bounds.Fraction = 0.0
     """Dropout rate of the outputs of attention, in training, 0 to 1."""
     mask_fraction: Annotated[float, bounds.Bounds(above=0, most=1)] = 0.3
-    attend: Literal["sequence", "document"] = "document"
     init_from: str | None = None
     """Initial parameters of a new run: a checkpoint, a run directory, a transformers folder
     (ModernBertForMaskedLM), or ``hf:ORG/MODEL[@REVISION]`` on the Hugging Face Hub."""

@@ -13,8 +13,8 @@ from jaxtrain.cost.step_cost import CUDNN
 from jaxtrain.cost.step_time import Range, StepTime
 from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
 from jaxtrain.data.input_rate import Input
+from jaxtrain.formats import GIB
 from jaxtrain.planning.compilation import CompiledStep
-from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
 DRIVER = 0.7 * GIB

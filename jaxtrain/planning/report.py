@@ -5,15 +5,15 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxtrain import formats
 from jaxtrain.cost.step_time import ERROR, Range, seconds
 from jaxtrain.data.contract import MOST_PREPARATION_S
 from jaxtrain.data.input_rate import CORES_PER_GPU, KINDS
+from jaxtrain.formats import GIB
 from jaxtrain.planning import prediction
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.prediction import HOUR_S
 from jaxtrain.planning.spot import REPLACE_S, Spot
-from jaxtrain.telemetry import formats
-from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.gpu_memory import MEMORY_FRACTION
 
 if TYPE_CHECKING:

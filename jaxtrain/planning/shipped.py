@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain import versions
+from jaxtrain import formats, versions
 from jaxtrain.cost import cards
 from jaxtrain.planning import prediction
-from jaxtrain.telemetry import formats
 
 PATH = Path(__file__).with_name("shipped_plans.json")
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from jaxtrain import formats
 from jaxtrain.config.metrics import METRICS
 from jaxtrain.reporting import facts, planned, times
 from jaxtrain.reporting.markup import Html, element, joined
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.sections import NOTHING, Cell, named, section, side_by_side
-from jaxtrain.telemetry import formats
 
 _STARTS = 20  # bars of a run; a run that failed again and again may have hundreds
 

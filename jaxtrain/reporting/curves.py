@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxtrain import formats
 from jaxtrain.config import metrics
 from jaxtrain.reporting import facts
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.telemetry import formats
 
 MOST_POINTS = 2000
 

@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxtrain import formats
 from jaxtrain.config import metrics
 from jaxtrain.config.gates import Gate
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN
 from jaxtrain.reporting import times
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.telemetry import formats
 
 
 class Ending(NamedTuple):

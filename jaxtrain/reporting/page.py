@@ -11,13 +11,12 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxtrain import versions
+from jaxtrain import formats, versions
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.reporting import costs, curves, facts, run_files, samples, sections
 from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
 from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.telemetry import formats
 
 NAME = "report.html"
 

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxtrain import formats
 from jaxtrain.reporting import times
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.telemetry import formats
 
 MEMORY, STEP, WAIT, HOURS = "memory", "a step without data wait", "data wait", "all steps"
 _MOST = 0.25  # deviation from the planned range above which a line names the likely reason

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtrain import formats
 from jaxtrain.checkpoint.pointer import ASIDE
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
 from jaxtrain.config import metrics
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import addresses, atomic, json_lines, lock
-from jaxtrain.telemetry import formats
 
 CONFIG, METRICS, HISTORY = "config.json", "metrics.jsonl", "history.jsonl"
 

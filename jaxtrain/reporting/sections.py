@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxtrain import config
+from jaxtrain import config, formats
 from jaxtrain.reporting import facts, planned, times
 from jaxtrain.reporting.markup import Html, element, joined, table
 from jaxtrain.reporting.run_files import RecordedRun
-from jaxtrain.telemetry import formats
 
 NOTHING = "\N{EN DASH}"
 _MACHINE = ("host", "processes", "devices", "device_kind", "driver")

@@ -4,5 +4,5 @@
 are ``console``, ``line_files`` (``log.txt``, ``metrics.jsonl``), ``tensorboard``, ``history``, and
 ``samples``, which uses ``images``. ``tracker`` has a thread for each of W&B, Trackio, and MLflow,
 which reads ``metrics.jsonl``; ``recorder`` is what these implement. ``phases``, ``throughput``, and
-``hardware`` measure some of the metrics. ``progress_bar`` is for long tasks before a run.
+``hardware`` measure some of the metrics.
 """

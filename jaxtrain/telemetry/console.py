@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from jaxtrain import errors, terminal
+from jaxtrain.formats import duration, rate, thousands
 from jaxtrain.telemetry.events import EventLog, Message
-from jaxtrain.telemetry.formats import duration, rate, thousands
 from jaxtrain.telemetry.line import Field, Line
 from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
 

@@ -29,7 +29,8 @@ import jax
 import psutil
 import pynvml
 
-GIB = 2**30
+from jaxtrain.formats import GIB
+
 _MIB = 2**20
 
 # ---- NVML, the library that nvidia-smi uses

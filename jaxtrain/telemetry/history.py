@@ -29,6 +29,7 @@ import jax
 
 from jaxtrain import versions
 from jaxtrain.cost import cards
+from jaxtrain.formats import GIB
 from jaxtrain.storage import addresses
 from jaxtrain.storage.json_lines import JsonLines
 from jaxtrain.telemetry import hardware
@@ -113,7 +114,7 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
     kind = jax.devices()[0].device_kind
     return {
         **event.planned,
-        "state_gib": event.state_bytes / hardware.GIB,
+        "state_gib": event.state_bytes / GIB,
         "params": event.params,
         "code": event.code,
         "data": event.data,

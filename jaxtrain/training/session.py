@@ -16,10 +16,10 @@ from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, InputError, Stopped, stop_inside
-from jaxtrain.jobs import cache, worker_process
+from jaxtrain.jobs import worker_process
 from jaxtrain.ops import cpu
 from jaxtrain.reporting.result import TrainResult
-from jaxtrain.storage import lock
+from jaxtrain.storage import cache, lock
 from jaxtrain.telemetry import tracker
 from jaxtrain.training import loop, preflight, run_summary
 from jaxtrain.training.run_log import RunLog

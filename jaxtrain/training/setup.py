@@ -36,12 +36,12 @@ from jaxtrain.distributed import consistency, process_group
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, HOPELESS, InputError, RunAgain
-from jaxtrain.jobs import cache, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.optim.build import rate_flag
 from jaxtrain.optim.schedule import Schedule, warmup_steps
 from jaxtrain.reporting import run_files
 from jaxtrain.sharding import batch_sharding, make_mesh
-from jaxtrain.storage import addresses, bucket, disks
+from jaxtrain.storage import addresses, bucket, cache, disks
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.terminal import Say

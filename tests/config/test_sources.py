@@ -420,7 +420,6 @@ NANOCHAT_2025 = Recipe(
     own={
         "model.recipe": "this source's initial values",
         "model.qk_scale": "one: the source does not scale",
-        "data.tokenizer_kind": "byte-level BPE with the source's pattern",
         "optim.schedule": "the source's: constant, then linear",
         "optim.warmdown_shape": "linear",
         "optim.peak_lr": "of no parameter",
@@ -517,7 +516,6 @@ NANOCHAT_2026 = Recipe(
         "model.(recipe|value_embeddings|residual_scalars|smear|backout)": (
             "the source's network, held by tests/models/test_gpt_2026.py"
         ),
-        "data.tokenizer_kind": "byte-level BPE with the source's pattern",
         "data.fit_documents": "the source's best-fit packing",
         "optim.schedule": "the source's: warm-up, constant, then linear",
         "optim.warmdown_shape": "linear",

@@ -10,7 +10,7 @@ import pytest
 from jaxtrain.config import files
 from jaxtrain.cost import cards
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.formats import GIB
 
 
 @pytest.mark.parametrize("name", cards.CARDS)

@@ -56,7 +56,7 @@ def test_data_in_a_run_directory_are_refused(top: Path, below: str) -> None:
 
 
 def test_only_a_new_cache_is_marked(tmp_path: Path) -> None:
-    from jaxtrain.jobs import cache
+    from jaxtrain.storage import cache
 
     (tmp_path / "mine").mkdir()
     for name in ("mine", "new"):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import config, main
+from jaxtrain.formats import GIB
 from jaxtrain.planning.planner import Plan, Planner
-from jaxtrain.telemetry.hardware import GIB
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")

@@ -35,7 +35,7 @@ _CALLS: tuple[dict[str, Any], ...] = (
     },
     {"class": "gpt", "depth": {"class": "jaxtrain.config.named", "name": "in/a.py"}},
     {"class": "jaxtrain.config.named", "name_or_path": "in/a.py"},
-    {"class": "jaxtrain.jobs.cache.root", "cache_dir": "made"},
+    {"class": "jaxtrain.storage.cache.root", "cache_dir": "made"},
     {"class": "os.system", "command": "touch ran"},
 )
 

@@ -20,10 +20,10 @@ import pytest
 from cost import communication_formula
 
 from jaxtrain import config
+from jaxtrain.formats import GIB
 from jaxtrain.planning import shipped
 from jaxtrain.planning.planner import Planner
 from jaxtrain.sharding import AXES
-from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training import step_setup
 from jaxtrain.xla import platform
 

@@ -17,7 +17,8 @@ from launch.hosts import wait_for
 from obstore.store import MemoryStore
 
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, engines, resumable
+from jaxtrain.jobs import engines, resumable
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
 
 ONE = engines.Threads(1)

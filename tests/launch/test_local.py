@@ -15,7 +15,7 @@ from launch.test_slurm import BATCH
 from program import wait_for
 
 from jaxtrain.checkpoint import remote
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 RUN = ("--config", "demo", "--output-dir", "run")
 

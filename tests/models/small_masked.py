@@ -12,8 +12,11 @@ from jaxtrain.models import mlm
 TINY = mlm.Config.tiny()
 
 
-def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    """Returns examples with different amounts of padding and one unused slot each."""
+def batch(rows: int = 4, seed: int = 0, model: Any = None) -> dict[str, jax.Array]:
+    """Returns examples with different amounts of padding and one unused slot each.
+
+    With segments of one document, unless the model has no use for them.
+    """
     rng = np.random.default_rng(seed)
     length, slots = TINY.sequence_length, TINY.predicted
     tokens = rng.integers(5, TINY.vocab_size, (rows, length))
@@ -23,13 +26,15 @@ def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
     positions[:, -1] = 0
     for row in range(rows):
         tokens[row, length - row :] = 0
-    return {
+    arrays = {
+        "segments": jnp.asarray(tokens != 0, jnp.int32),
         "tokens": jnp.asarray(tokens, jnp.int32),
         "positions": jnp.asarray(positions, jnp.int32),
         "targets": jnp.asarray(rng.integers(5, TINY.vocab_size, (rows, slots)), jnp.int32),
         "target_weights": jnp.asarray(weights, jnp.float32),
         "weight": jnp.ones(rows),
     }
+    return {name: arrays[name] for name in (arrays if model is None else model.batch_spec(rows))}
 
 
 def stirred(model: Any) -> tuple[Any, Any]:

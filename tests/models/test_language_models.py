@@ -18,7 +18,7 @@ MODELS: dict[str, Any] = {
     "llama": llama.Config.tiny(),
     "mlm": mlm.Config.tiny(),
     "modern_bert": dataclasses.replace(
-        modern_bert.Config.tiny(), attend="sequence", mask_fraction=mlm.Config.tiny().mask_fraction
+        modern_bert.Config.tiny(), mask_fraction=mlm.Config.tiny().mask_fraction
     ),
 }
 KEYS = jax.random.split(jax.random.key(7), 4)  # one per example
@@ -31,7 +31,7 @@ class Made:
         self.model = model
         self.graph, self.params = stirred(model)
         masked = isinstance(model, mlm.Config | modern_bert.Config)
-        self.batch = small_masked.batch() if masked else small_causal.batch(model)
+        self.batch = small_masked.batch(model=model) if masked else small_causal.batch(model)
         evaluate = jax.jit(lambda p, b: nnx.merge(self.graph, p).evaluate(b))
         self.evaluate = lambda batch: evaluate(self.params, batch)
 

@@ -24,9 +24,7 @@ from jaxtrain.training import state, state_size
 TINY = mlm.Config.tiny()
 MODELS: dict[str, Any] = {
     "bert": TINY,
-    "modern_bert": dataclasses.replace(
-        modern_bert.Config.tiny(), attend="sequence", mask_fraction=TINY.mask_fraction
-    ),
+    "modern_bert": dataclasses.replace(modern_bert.Config.tiny(), mask_fraction=TINY.mask_fraction),
 }
 KEYS = jax.random.split(jax.random.key(7), 4)  # one per example of batch()
 
@@ -81,7 +79,8 @@ def test_padding_changes_no_other_position(encode: Any) -> None:
 
 
 def test_a_sequence_of_only_padding_stays_finite(evaluate: Any) -> None:
-    empty = {**batch(1), "tokens": jnp.zeros((1, TINY.sequence_length), jnp.int32)}
+    nothing = jnp.zeros((1, TINY.sequence_length), jnp.int32)
+    empty = batch(1) | {"tokens": nothing, "segments": nothing}
     assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(evaluate(empty)))
 
 
@@ -305,13 +304,15 @@ def test_values_that_do_not_fit_are_refused(
             marks=pytest.mark.long,
         ),
         (dataclasses.replace(TINY, attention_dropout=0.1, attend="document"), "params", 8),
-        (dataclasses.replace(MODELS["modern_bert"], attend="document"), "params", 4),
+        (MODELS["modern_bert"], "params", 4),
     ],
     ids=["bert", "bert, documents", "modern_bert"],
 )
 def test_several_gpus_match_a_cpu(model: Any, shard: str, devices: int) -> None:
     """The step as it is traced for GPUs, except attention; with dropout and padding."""
-    whole = jax.tree.map(lambda array: np.tile(array, (4,) + (1,) * (array.ndim - 1)), batch())
+    whole = jax.tree.map(
+        lambda array: np.tile(array, (4,) + (1,) * (array.ndim - 1)), batch(model=model)
+    )
     if model.attend == "document":
         documents = 1 + np.arange(model.sequence_length) // 5
         whole["segments"] = np.where(whole["tokens"] == 0, 0, documents).astype(np.int32)
@@ -363,7 +364,7 @@ def test_a_global_layer_sees_all_tokens_and_a_local_one_those_nearby() -> None:
 def test_a_tiny_model_learns_a_batch() -> None:
     model = MODELS["modern_bert"]
     step = toy.stepper(model)
-    whole = jax.tree.map(np.asarray, batch(16))
+    whole = jax.tree.map(np.asarray, batch(16, model=model))
     losses = [step(whole)["loss"] for _ in range(30)]
     assert losses[0] == pytest.approx(np.log(model.vocab_size), rel=0.05)
     assert losses[-1] < 0.3 * losses[0]

@@ -49,7 +49,6 @@ def test_no_token_sees_another_document(config: Any) -> None:
 
 def test_attention_across_documents_is_the_default_of_bert() -> None:
     assert mlm.Config.tiny().attend == "sequence"
-    assert modern_bert.Config.tiny().attend == "document"
     seen = influence(dataclasses.replace(CONFIG, attend="sequence"))
     used = SEGMENTS[0] > 0
     assert seen[np.ix_(used, used)].all()

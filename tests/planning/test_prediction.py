@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from planning.step_findings import compiled, traffic
 
-from jaxtrain import config
+from jaxtrain import config, formats
 from jaxtrain.cost import cards, step_time
 from jaxtrain.data import input_rate
 from jaxtrain.data.contract import Estimate
+from jaxtrain.formats import GIB
 from jaxtrain.planning import planner, prediction, report
 from jaxtrain.planning.compilation import CompiledStep, Temporary
-from jaxtrain.telemetry import formats
-from jaxtrain.telemetry.hardware import GIB
 
 H100 = cards.card("h100")
 TWELVE = ("--model.frames", "12")  # the rates of input are of clips of 12x480x720

@@ -12,7 +12,7 @@ import pytest
 from obstore.store import MemoryStore
 from storage import loopback
 
-from jaxtrain.jobs import bucket_folders
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
 
 

@@ -14,8 +14,9 @@ import pytest
 from doctor.recorded_packages import H100, KERNEL
 from telemetry.fake_nvml import LOST, UNSUPPORTED, Nvml, card
 
+from jaxtrain.formats import GIB
 from jaxtrain.telemetry import hardware
-from jaxtrain.telemetry.hardware import GIB, Driver, Gpu, Shared
+from jaxtrain.telemetry.hardware import Driver, Gpu, Shared
 
 MIB = 2**20
 

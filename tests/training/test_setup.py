@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,20 +89,16 @@ TAUGHT = (
     *("--model.frames", "4", "--model.height", "16", "--model.width", "16"),
     *("--model.latent_channels", "4", "--model.encoder_width", "4"),
     *("--model.decoder_widths", "4", "4", "4", "4", "--model.init", "random"),
-    *("--model.teacher.network", "wan2.1", "--model.teacher.width", "8", "--data.batch_size", "4"),
+    *("--model.teacher.network", "wan2.1", "--data.batch_size", "4"),
 )
-
-
-@functools.cache
-def built(devices: int) -> step_setup.StepSetup:
-    run = config.load("demo", [*TAUGHT, "--mesh.fsdp", str(devices), "--mesh.shard", "params"])
-    return step_setup.build_without_data(run, sharding.make_mesh(run.mesh, jax.devices()[:devices]))
 
 
 def first(folder: Path, start_from: Path | None, devices: int = 1) -> tuple[Any, State, Any]:
     """Returns the setup of a run with a teacher, its first state, and its metadata."""
-    run = built(devices).run.override({"model.teacher.weights": str(folder)})
-    made = dataclasses.replace(built(devices), run=run)
+    typed = [*TAUGHT, "--model.teacher.weights", str(folder), "--mesh.fsdp", str(devices)]
+    run = config.load("demo", [*typed, "--mesh.shard", "params"])
+    mesh = sharding.make_mesh(run.mesh, jax.devices()[:devices])
+    made = step_setup.build_without_data(run, mesh)
     meta = save_policy.describe(run, "fingerprint")
     shown = str(start_from or "").removesuffix(".json")
     state = first_state.first_state(made, None, start_from, meta, lambda line: None, shown=shown)

@@ -6,8 +6,8 @@ from jaxtrain import terminal
 from jaxtrain.cli import command_line, commands, job_flags
 from jaxtrain.data.video import pieces, prepare_clips
 from jaxtrain.errors import InputError
+from jaxtrain.formats import counted
 from jaxtrain.jobs import resumable
-from jaxtrain.telemetry.formats import counted
 
 
 def main(flags: commands.PrepareClips) -> int:

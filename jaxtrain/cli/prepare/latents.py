@@ -26,7 +26,8 @@ def main(flags: commands.PrepareLatents) -> int:
     from jaxtrain.data.video import encode_latents, files, latents
     from jaxtrain.distributed import process_group
     from jaxtrain.inference import teachers
-    from jaxtrain.jobs import cache, engines
+    from jaxtrain.jobs import engines
+    from jaxtrain.storage import cache
 
     for flag, path in (("--data.path", run.data.path), ("--data.val_path", run.data.val_path)):
         if path is not None and files.is_absent(path):  # before the teacher, which may be large

@@ -7,8 +7,8 @@ from jaxtrain import terminal
 from jaxtrain.cli import commands
 from jaxtrain.data.video import sets
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
-from jaxtrain.telemetry.formats import counted
+from jaxtrain.formats import counted
+from jaxtrain.storage import cache
 
 _DAY_S = 86_400
 

@@ -18,7 +18,7 @@ def main(flags: commands.PrepareTokens) -> int:
 def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str], None]) -> int:
     from jaxtrain.data import quarantine, text
     from jaxtrain.interop import hub
-    from jaxtrain.jobs import cache
+    from jaxtrain.storage import cache
 
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")

@@ -61,8 +61,8 @@ def check_size(vocab_size: int, kind: str, special: Sequence[str]) -> None:
     minimum = len(special) + _BYTES
     if vocab_size < minimum:
         raise InputError(
-            f"model.vocab_size is {vocab_size}: data.tokenizer_kind={kind} needs {minimum} for the "
-            f"bytes and the special tokens alone; set --model.vocab_size to {minimum} or more"
+            f"model.vocab_size is {vocab_size}: a {kind} tokenizer needs {minimum} for the bytes "
+            f"and the special tokens alone; set --model.vocab_size to {minimum} or more"
         )
 
 
@@ -156,7 +156,7 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
         plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
     cure = (
         "causal models need a lossless byte-level tokenizer: pass one with --data.tokenizer, or "
-        "omit it to train one (--data.tokenizer_kind byte_bpe)"
+        "omit it to train one"
     )
     kind = f"{name}: a {type(plain.model).__name__} tokenizer that"
     absent = [hex(byte) for byte, c in enumerate(CHARACTERS) if plain.token_to_id(c) is None]

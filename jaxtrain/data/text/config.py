@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from jaxtrain.data.source import ArrayTypes, Sources
 from jaxtrain.data.text import specials, tokenizer_file, windows
@@ -19,7 +19,7 @@ from jaxtrain.data.text.sources import Prepared, Text
 from jaxtrain.data.text.streams import Streams
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 SourceT = TypeVar("SourceT")
 _MUCH_LOST = 0.02  # fraction of the characters; below 0.0001 in the documentation of Python
@@ -40,15 +40,8 @@ class Masked(Text):
     random_share: ClassVar[float] = 0.1
     keep_share: ClassVar[float] = 0.1
 
-    def check(self) -> None:
-        """Implements :meth:`jaxtrain.config.bounds.Section.check`."""
-        super().check()
-        if self.tokenizer_kind == "byte_bpe":
-            raise InputError(
-                "data.tokenizer_kind=byte_bpe is for causal models and has no [MASK]: use "
-                "--data.tokenizer_kind bpe, which is byte-level too",
-                about="data.tokenizer_kind",
-            )
+    tokenizer_kind: Literal["wordpiece", "bpe"] = "wordpiece"
+    """Kind of tokenizer to train: wordpiece (lowercase) or bpe (byte-level, keeps case)."""
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Implements :meth:`jaxtrain.data.contract.DataConfig.arrays`."""
@@ -159,23 +152,15 @@ class Causal(Text):
     input_kind: ClassVar[str | None] = "causal text"
     lossless = True
 
-    tokenizer_kind: TokenizerKind = "byte_bpe"
-    """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""
     fit_documents: bool = False
     """Let each sequence begin with a document, and fill it with the documents that fit best. A
     document that is longer than a sequence is divided, and each piece begins as a document does. If
     off, sequences are windows of all documents in a row."""
 
-    def check(self) -> None:
-        """Implements :meth:`jaxtrain.config.bounds.Section.check`."""
-        super().check()
-        if self.tokenizer_kind != "byte_bpe":
-            raise InputError(
-                f"data.tokenizer_kind={self.tokenizer_kind} loses text (white space, or case and "
-                "rare words), but causal models need a lossless tokenizer: use "
-                "--data.tokenizer_kind byte_bpe",
-                about="data.tokenizer_kind",
-            )
+    @property
+    def tokenizer_kind(self) -> TokenizerKind:
+        """Returns the only kind that loses no text."""
+        return "byte_bpe"
 
     def arrays(self, model: Any) -> ArrayTypes:
         """Implements :meth:`jaxtrain.data.contract.DataConfig.arrays`."""

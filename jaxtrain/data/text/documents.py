@@ -45,8 +45,7 @@ from jaxtrain.data import listing, remote, splits
 from jaxtrain.data.text import hub_datasets, kinds, rows
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import bucket_folders
-from jaxtrain.storage import addresses, atomic, file_ends, stand_ins
+from jaxtrain.storage import addresses, atomic, bucket_folders, file_ends, stand_ins
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import Bucket, normalized
 

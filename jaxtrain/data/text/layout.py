@@ -42,7 +42,7 @@ from jaxtrain.data.text.shards import (
 )
 from jaxtrain.data.text.streams import SHARD
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 from jaxtrain.terminal import Say
 
 Split = Literal["train", "val"]

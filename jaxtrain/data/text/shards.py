@@ -36,9 +36,9 @@ from jaxtrain.data.text.documents import File, FileRange
 from jaxtrain.data.text.encoding import Encoded, Encoder
 from jaxtrain.data.text.rows import Rows, Skipped
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.jobs import cache, record, resumable, worker_process
+from jaxtrain.jobs import resumable, worker_process
 from jaxtrain.jobs.engines import Engine, Processes, Worker
-from jaxtrain.storage import disks
+from jaxtrain.storage import cache, disks, record
 from jaxtrain.terminal import Say
 
 COLUMNS = DIGEST, TOKENS, BYTES, CHARACTERS, LOST = range(5)

@@ -37,9 +37,9 @@ from jaxtrain.data.text.rows import Rows
 from jaxtrain.data.text.shards import CachedShard, Recipe, Shard
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
-from jaxtrain.jobs import cache, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, cache
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: pass a text file, a folder, or a glob with --data.path"
@@ -144,13 +144,15 @@ class Text(DataConfig):
     tokenizer: str | None = None
     """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
     training split."""
-    tokenizer_kind: TokenizerKind = "wordpiece"
-    """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), or byte_bpe
-    (byte-level, lossless; for causal models)."""
     text_field: str | None = None
     """The field of .jsonl objects or the column of .parquet files that holds the text. None uses
     text if most rows have it, or else the only usual name (content, body, ...) that most rows
     have, in any case of letters."""
+
+    @property
+    def tokenizer_kind(self) -> TokenizerKind:
+        """Returns the kind of tokenizer to train."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Implements :meth:`bounds.Section.check`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 _VERSION = 2  # of the selection and of the files
 # Tests, generated tables, installed packages and applications: little documentation for their size.

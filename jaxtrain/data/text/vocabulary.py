@@ -8,8 +8,7 @@ from jaxtrain.data.text import tokenizer
 from jaxtrain.data.text.rows import Skipped
 from jaxtrain.data.text.shards import Shard, digest
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache
-from jaxtrain.storage import disks
+from jaxtrain.storage import cache, disks
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.terminal import Say
 

@@ -20,7 +20,7 @@ from jaxtrain.data.video import pieces
 from jaxtrain.data.video.latents import LatentStore
 from jaxtrain.data.video.sets import Piece, Video, Videos, clips_in, located
 from jaxtrain.errors import BadExample
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 if TYPE_CHECKING:
     from jaxtrain.data.video import Config

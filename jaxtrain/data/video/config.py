@@ -23,8 +23,7 @@ from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.sets import Videos
 from jaxtrain.errors import BadExample, InputError, Problem
-from jaxtrain.jobs import cache
-from jaxtrain.storage import addresses, disks
+from jaxtrain.storage import addresses, cache, disks
 from jaxtrain.storage.atomic import expanded
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from jaxtrain import machine
 from jaxtrain.data.video.frames import REPEATABLE
-from jaxtrain.jobs import cache
+from jaxtrain.storage import cache
 
 _SCENES = 1  # seed of all scenes
 VERSION = 2  # part of the folder's name: increase it whenever the files change

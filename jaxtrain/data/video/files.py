@@ -30,8 +30,8 @@ from jaxtrain.data import listing, remote
 from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.reader import Span
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import record, resumable
-from jaxtrain.storage import addresses, disks
+from jaxtrain.jobs import resumable
+from jaxtrain.storage import addresses, disks, record
 from jaxtrain.storage.atomic import expanded
 
 SUFFIXES = frozenset((".264", ".265", ".3g2", ".3gp", ".asf", ".avc", ".avi", ".dv", ".f4v"))

@@ -25,8 +25,7 @@ from jaxtrain.data import remote
 from jaxtrain.data.number_file import NumberFile
 from jaxtrain.data.video.sets import Video
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import bucket_folders
-from jaxtrain.storage import atomic, disks
+from jaxtrain.storage import atomic, bucket_folders, disks
 
 if TYPE_CHECKING:
     from jaxtrain.data.video.clips import Clips

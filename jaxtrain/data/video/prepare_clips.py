@@ -12,9 +12,9 @@ from pathlib import Path
 from jaxtrain.data.video import files, sets
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import cache, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine
-from jaxtrain.storage import addresses
+from jaxtrain.storage import addresses, cache
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.storage.bucket import is_bucket, normalized
 from jaxtrain.terminal import Say

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtrain import machine
+from jaxtrain import formats, machine
 from jaxtrain.config import invocation
 from jaxtrain.data import grouping, remote
 from jaxtrain.data.contract import MOST_PREPARATION_S, Estimate
@@ -40,11 +40,10 @@ from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache, record, resumable
+from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
-from jaxtrain.storage import addresses, disks, file_ends
+from jaxtrain.storage import addresses, cache, disks, file_ends, record
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.telemetry import formats
 from jaxtrain.terminal import Say
 
 LEAST_GROUP_BYTES, GROUP_BYTES = 2**21, 2**27

@@ -19,8 +19,7 @@ from jaxtrain import machine
 from jaxtrain.data.video import files, frames, pieces, sets
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import cache
-from jaxtrain.storage import addresses, disks
+from jaxtrain.storage import addresses, cache, disks
 from jaxtrain.terminal import Say
 
 

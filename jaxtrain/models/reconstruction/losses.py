@@ -5,6 +5,7 @@ A section is None if its loss is off, so that no loss has a weight without its i
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models.wan import network as wan_network
+from jaxtrain.storage.atomic import expanded
 
 Channels = Annotated[int, bounds.Bounds(least=1, most=4096)]
 
@@ -48,14 +50,9 @@ class Teacher(bounds.Section):
     model sees: wan2.1 or wan2.2. None uses the latents of fixed clips that `jaxtrain prepare
     latents` computed."""
     weights: str | None = None
-    """With network: the local folder of diffusers' AutoencoderKLWan, with a config.json and
-    .safetensors files."""
-    width: Channels | None = None
-    """With network: channels of its first layer. None uses those of the published weights, 96
-    (wan2.1) or 160 (wan2.2)."""
-    decoder_width: Channels | None = None
-    """With target or feature_weight: channels of the network's last layer. None uses those of the
-    published weights, 96 (wan2.1) or 256 (wan2.2)."""
+    """With network: the local folder of diffusers' AutoencoderKLWan, with a config.json, which has
+    the channels of its layers, and .safetensors files. Without it, plans are for the published
+    weights."""
 
     @property
     def prepared(self) -> bool:
@@ -67,24 +64,37 @@ class Teacher(bounds.Section):
         """Returns whether the teacher's decoder runs, at least in part."""
         return self.target != "original" or self.feature_weight > 0
 
+    @property
+    def folder(self) -> Path | None:
+        """Returns the folder of the network's weights; None if there is none yet."""
+        path = None if self.weights is None else expanded(self.weights)
+        return path if path is not None and path.exists() else None
+
     def sizes(self, latent_channels: int) -> wan_network.Architecture | None:
-        """Returns the sizes of the network; None without one."""
+        """Returns the sizes of the network; None without one.
+
+        Without a folder, as in a plan, they are those of the published weights.
+        """
         if self.network is None:
             return None
-        usual = wan_network.VERSIONS[self.network]
-        return dataclasses.replace(
-            usual,
-            latent_channels=latent_channels,
-            width=self.width or usual.width,
-            decoder_width=self.decoder_width or usual.decoder_width,
-        )
+        published = wan_network.VERSIONS[self.network]
+        sizes = dataclasses.replace(published, latent_channels=latent_channels)
+        if (folder := self.folder) is None:
+            return sizes
+        return wan_network.of_folder(folder, sizes, field="model.teacher.weights")
+
+    def assumed(self) -> list[str]:
+        """Returns what a plan assumes of a network without a folder."""
+        if self.network is None or self.folder is not None:
+            return []
+        return [
+            f"model.teacher.weights has no folder yet: the teacher is the published {self.network}"
+        ]
 
     def check(self) -> None:
         """Checks that each field has an effect."""
         for name, value in (
             ("weights", self.weights),
-            ("width", self.width),
-            ("decoder_width", self.decoder_width),
             ("target", None if self.target == "original" else self.target),
             ("feature_weight", self.feature_weight or None),
         ):
@@ -94,12 +104,6 @@ class Teacher(bounds.Section):
                     f"set --model.teacher.network {' or '.join(wan_network.VERSIONS)}",
                     about=(f"model.teacher.{name}", "model.teacher.network"),
                 )
-        if self.decoder_width is not None and not self.decodes:
-            raise InputError(
-                f"model.teacher.decoder_width={self.decoder_width} has no effect: set "
-                "--model.teacher.feature_weight 1, or --model.teacher.target teacher",
-                about=("model.teacher.decoder_width", "model.teacher.target"),
-            )
         if not (self.encoder_weight or self.encoder_feature_weight or self.decode or self.decodes):
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="

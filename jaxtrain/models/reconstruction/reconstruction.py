@@ -199,9 +199,10 @@ class ReconstructionConfig(ModelConfig):
         return found
 
     def formulas(self) -> list[str]:
-        """Says if the loss compares only some frames of a clip, and which losses begin later."""
+        """Says which frames no loss compares, which losses begin later, and what is assumed."""
         later = [loss for loss in (self.perceptual, self.adversary) if loss is not None]
-        return self.timing.unused(self.frames) + [line for loss in later for line in loss.begins()]
+        lines = self.timing.unused(self.frames) + [line for loss in later for line in loss.begins()]
+        return lines + ([] if self.teacher is None else self.teacher.assumed())
 
     def optimizer_groups(self) -> dict[str, config.Group | config.Role]:
         """Returns the kernels, for Muon, and the discriminator, which has its own AdamW."""

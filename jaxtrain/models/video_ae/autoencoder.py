@@ -128,9 +128,9 @@ class Config(ReconstructionConfig):
     def _check_teacher(self, teacher: Teacher) -> None:
         """Also checks that the teacher's network has latents of the same places and frames."""
         super()._check_teacher(teacher)
-        sizes = teacher.sizes(self.latent_channels)
-        if sizes is None:
+        if teacher.network is None:
             return
+        sizes = wan_network.VERSIONS[teacher.network]
         if sizes.patch_size != self.patch_size:
             raise InputError(
                 f"model.patch_size={self.patch_size}: model.teacher.network={teacher.network} has "

@@ -46,6 +46,7 @@ TIME_FACTOR = 4
 """Frames per latent after the first, which has one frame."""
 
 Version = Literal["wan2.1", "wan2.2"]
+_CHANNELS = bounds.Bounds(least=1, most=4096)
 _MULTIPLES = (1, 2, 4, 4)
 _BLOCKS = 2
 _TIME = (False, True, True)  # whether a halving of the height and width also halves the frames
@@ -104,6 +105,7 @@ VERSIONS: dict[Version, Architecture] = {
         width=160, decoder_width=256, latent_channels=48, patch_size=2, residual=True
     ),
 }
+_USUAL = VERSIONS["wan2.1"]  # what diffusers uses for entries that a config.json lacks
 
 
 def latent_frames(frames: int) -> int:
@@ -691,23 +693,13 @@ def read(
     """Reads a folder of diffusers: config.json, and safetensors files.
 
     Args:
-        sizes: of the network; the decoder's do not matter without `decodes`.
+        sizes: of the network, whose widths are those of the folder.
 
     Returns:
         Dotted path in :class:`WanVae` -> float32 array.
     """
     what = f"{field}={folder}"
-    settings = _settings(folder, what)
-    near = next(
-        (
-            f"--model.teacher.network {version} --model.latent_channels {known.latent_channels} "
-            f"--model.patch_size {known.patch_size}"
-            for version, known in VERSIONS.items()
-            if not _differing(settings, known, decodes=False)
-        ),
-        None,
-    )
-    _check_sizes(settings, sizes, decodes, what, near)
+    settings, sizes = _opened(folder, sizes, what)
     arrays = {
         name: _statistics(settings, name, sizes.latent_channels, what).astype(np.float32)
         for name in ("latents_mean", "latents_std")
@@ -725,6 +717,25 @@ def read(
         tensors |= tensor_files.read(path, lambda name: decodes or name.startswith(_ENCODING))[0]
     names, shapes = table(sizes, decodes=decodes)
     return arrays | names.inward(tensors, shapes, what, "Download the folder again")
+
+
+def of_folder(folder: Path, sizes: Architecture, *, field: str) -> Architecture:
+    """Returns these sizes with the widths of a folder of diffusers, from its config.json."""
+    return _opened(folder, sizes, f"{field}={folder}")[1]
+
+
+def _opened(folder: Path, sizes: Architecture, what: str) -> tuple[Mapping[str, Any], Architecture]:
+    settings = _settings(folder, what)
+    near = next(
+        (
+            f"--model.teacher.network {version} --model.latent_channels {known.latent_channels} "
+            f"--model.patch_size {known.patch_size}"
+            for version, known in VERSIONS.items()
+            if not _differing(settings, known)
+        ),
+        f"the folder of {sizes.version}'s autoencoder",
+    )
+    return settings, _with_widths(settings, sizes, what, near)
 
 
 def _settings(folder: Path, what: str) -> Mapping[str, Any]:
@@ -800,46 +811,37 @@ def to_settings(
 def from_settings(settings: Mapping[str, Any], what: str) -> tuple[Architecture, list[list[float]]]:
     """Returns the sizes of the network of a config.json, and the statistics of its latents."""
     version: Version = "wan2.2" if settings.get("is_residual") is True else "wan2.1"
-    usual = VERSIONS["wan2.1"]  # what diffusers uses for missing entries
-    base = settings.get("base_dim", usual.width)
-    given = {
-        "base_dim": base,
-        "decoder_base_dim": settings.get("decoder_base_dim") or base,
-        "z_dim": settings.get("z_dim", usual.latent_channels),
-    }
-    width, decoder_width, channels = (
-        bounds.entry(given, name, bounds.Bounds(least=1, most=4096), what) for name in given
-    )
-    sizes = dataclasses.replace(
-        VERSIONS[version], width=width, decoder_width=decoder_width, latent_channels=channels
-    )
-    _check_sizes(settings, sizes, True, what)
+    given = {"z_dim": settings.get("z_dim", _USUAL.latent_channels)}
+    channels = bounds.entry(given, "z_dim", _CHANNELS, what)
+    sizes = dataclasses.replace(VERSIONS[version], latent_channels=channels)
+    sizes = _with_widths(settings, sizes, what, f"the folder of {version}'s autoencoder")
     return sizes, [
         _statistics(settings, name, channels, what).tolist()
         for name in ("latents_mean", "latents_std")
     ]
 
 
-def _check_sizes(
-    settings: Mapping[str, Any],
-    sizes: Architecture,
-    decodes: bool,
-    what: str,
-    near: str | None = None,
-) -> None:
-    if differing := _differing(settings, sizes, decodes):
-        near = near or f"the folder of {sizes.version}'s autoencoder"
+def _with_widths(
+    settings: Mapping[str, Any], sizes: Architecture, what: str, near: str
+) -> Architecture:
+    """Returns these sizes with the widths of a config.json.
+
+    Raises:
+        InputError: it has another kind of network, or widths that are not numbers of channels.
+    """
+    if differing := _differing(settings, sizes):
         raise InputError(f"{what} has another network ({', '.join(differing)}): pass {near}")
+    base = settings.get("base_dim", _USUAL.width)
+    given = {"base_dim": base, "decoder_base_dim": settings.get("decoder_base_dim") or base}
+    width, decoder_width = (bounds.entry(given, name, _CHANNELS, what) for name in given)
+    return dataclasses.replace(sizes, width=width, decoder_width=decoder_width)
 
 
-def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) -> list[str]:
-    base = settings.get("base_dim", 96)
+def _differing(settings: Mapping[str, Any], sizes: Architecture) -> list[str]:
     actual = {
         "is_residual": settings.get("is_residual", False),
         "patch_size": settings.get("patch_size") or 1,
-        "z_dim": settings.get("z_dim", 16),
-        "base_dim": base,
-        "decoder_base_dim": settings.get("decoder_base_dim") or base,
+        "z_dim": settings.get("z_dim", _USUAL.latent_channels),
         "dim_mult": settings.get("dim_mult", list(_MULTIPLES)),
         "num_res_blocks": settings.get("num_res_blocks", _BLOCKS),
         "temperal_downsample": settings.get("temperal_downsample", list(_TIME)),
@@ -852,14 +854,12 @@ def _differing(settings: Mapping[str, Any], sizes: Architecture, decodes: bool) 
         "is_residual": sizes.residual,
         "patch_size": sizes.patch_size,
         "z_dim": sizes.latent_channels,
-        "base_dim": sizes.width,
-        "decoder_base_dim": sizes.decoder_width if decodes else actual["decoder_base_dim"],
         "dim_mult": list(_MULTIPLES),
         "num_res_blocks": _BLOCKS,
         "temperal_downsample": list(_TIME),
         "attn_scales": [],
         "in_channels": colors,
-        "out_channels": colors if decodes else actual["out_channels"],
+        "out_channels": colors,
     }
     return [
         f"{name} {errors.short_repr(actual[name])} instead of {expected[name]}"

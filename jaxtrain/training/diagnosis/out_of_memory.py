@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.formats import GIB
 from jaxtrain.terminal import Say
 from jaxtrain.training.state import State
 from jaxtrain.training.state_size import bytes_per_device

@@ -15,7 +15,7 @@ from jaxtrain.cost.step_cost import CUDNN, StepCost
 from jaxtrain.cost.step_time import step_time
 from jaxtrain.data import input_rate
 from jaxtrain.distributed import process_group
-from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.formats import GIB
 from jaxtrain.training.step_setup import StepSetup
 
 

@@ -14,7 +14,7 @@ from data.text.small_text import Model, documents_in, silent, token_ids, words_o
 
 from jaxtrain import main
 from jaxtrain.data.source import Source, Sources
-from jaxtrain.data.text import Causal, Masked, byte_level
+from jaxtrain.data.text import Causal, byte_level
 from jaxtrain.errors import InputError
 
 MODEL = Model(vocab_size=300)
@@ -98,11 +98,6 @@ def test_the_fingerprint_changes_with_the_windows(folder: Path, cache: Path) -> 
 
 
 def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:
-    for kind in ("wordpiece", "bpe"):
-        with pytest.raises(InputError, match=rf"tokenizer_kind={kind} loses text.* byte_bpe"):
-            Causal(batch_size=2, tokenizer_kind=kind)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"byte_bpe is for causal models.*tokenizer_kind bpe"):
-        Masked(batch_size=2, tokenizer_kind="byte_bpe")
     masked = small_text.opened(folder, tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(masked.files_to_keep["tokenizer.json"])
     with pytest.raises(InputError, match=r"a WordPiece tokenizer that has no token for"):

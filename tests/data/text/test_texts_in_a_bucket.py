@@ -16,7 +16,8 @@ from obstore.store import LocalStore
 from jaxtrain.data.text import Masked, documents, rows, shards
 from jaxtrain.data.text.sources import Prepared
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, engines
+from jaxtrain.jobs import engines
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket, Unavailable
 
 URL = "s3://texts/corpus"

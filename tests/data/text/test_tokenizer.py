@@ -143,7 +143,7 @@ def test_bpe_can_encode_every_text() -> None:
     text = "Ein Ünïcode ☃ snowman, THE end"
     assert 1 not in words.encode(text).ids
     assert words.decode(words.encode(text.replace(" ", " \n ")).ids).strip() == text
-    with pytest.raises(InputError, match=r"vocab_size is 260: data.tokenizer_kind=bpe needs 261"):
+    with pytest.raises(InputError, match=r"vocab_size is 260: a bpe tokenizer needs 261"):
         tokenizer.train([TEXT], 260, "bpe")
 
 

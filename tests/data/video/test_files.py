@@ -9,7 +9,8 @@ import pytest
 
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
-from jaxtrain.jobs import record, resumable
+from jaxtrain.jobs import resumable
+from jaxtrain.storage import record
 
 
 def _touch(folder: Path, *names: str) -> None:

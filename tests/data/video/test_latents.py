@@ -17,8 +17,8 @@ from obstore.store import LocalStore
 
 from jaxtrain.data.video import encode_latents, latents, sets
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import bucket_folders, cache, engines, resumable
-from jaxtrain.storage import disks
+from jaxtrain.jobs import engines, resumable
+from jaxtrain.storage import bucket_folders, cache, disks
 from jaxtrain.storage.bucket import Bucket
 
 SHAPE = (2, 8, 12, 3)

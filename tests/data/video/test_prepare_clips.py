@@ -23,8 +23,8 @@ from jaxtrain.data.video import pieces, prepare_clips, sets
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Reader, Span
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, engines, resumable
-from jaxtrain.storage import disks
+from jaxtrain.jobs import engines, resumable
+from jaxtrain.storage import bucket_folders, disks
 from jaxtrain.storage.bucket import Bucket
 
 SMALL = Settings(

@@ -28,7 +28,8 @@ from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Look, Span
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.jobs import bucket_folders, engines, resumable
+from jaxtrain.jobs import engines, resumable
+from jaxtrain.storage import bucket_folders
 from jaxtrain.storage.bucket import Bucket
 
 ONE = engines.Threads(1)

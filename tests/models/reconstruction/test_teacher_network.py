@@ -23,7 +23,7 @@ SIZES = wan_weights.NARROW["wan2.1"]
 MODEL = dataclasses.replace(
     video_ae.Config.tiny(),
     frames=12,
-    teacher=video_ae.Teacher(network="wan2.1", width=8, encoder_weight=0.5, decode=True),
+    teacher=video_ae.Teacher(network="wan2.1", encoder_weight=0.5, decode=True),
 )
 
 
@@ -98,21 +98,22 @@ def test_a_step_on_four_devices_is_that_of_one_and_keeps_the_teacher(folder: Pat
     assert any(taught.sharding.spec)
 
 
-def test_it_has_no_gradient_and_no_optimizer_state() -> None:
-    definition = states.ModelDefinition(MODEL.build)
-    bare = states.ModelDefinition(MODEL.bare().build)
+def test_it_has_no_gradient_and_no_optimizer_state(folder: Path) -> None:
+    model = with_folder(folder)
+    definition = states.ModelDefinition(model.build)
+    bare = states.ModelDefinition(model.bare().build)
     assert definition.params == bare.params
     assert all(name.startswith("teacher_network.encoder.") for name in list(definition.extras)[:9])
-    assert "latents" not in MODEL.batch_spec(2)
-    assert MODEL.teacher is not None
-    encodes = dataclasses.replace(MODEL, teacher=dataclasses.replace(MODEL.teacher, decode=False))
+    assert "latents" not in model.batch_spec(2)
+    assert model.teacher is not None
+    encodes = dataclasses.replace(model, teacher=dataclasses.replace(model.teacher, decode=False))
     clip = jax.ShapeDtypeStruct((1, 12, 16, 16, 3), jnp.float32)
     network = wan_network.WanVae(SIZES, decodes=False)
     forward = flops.product_flops(jax.make_jaxpr(lambda x: network.encode(x, jnp.float32))(clip))
-    bare_flops = model_flops(MODEL.bare())
+    bare_flops = model_flops(model.bare())
     assert model_flops(encodes) - bare_flops == forward
     # The decoder gets the teacher's latents, which need no gradient.
-    assert bare_flops < model_flops(MODEL) < bare_flops + forward
+    assert bare_flops < model_flops(model) < bare_flops + forward
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,8 @@ def test_clips_that_it_cannot_take_are_refused(fields: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize("frames", [1, 4, 5, 9, 12, 19])
-def test_any_number_of_frames_has_as_many_latents_as_the_model(frames: int) -> None:
-    model = dataclasses.replace(MODEL, frames=frames)
+def test_any_number_of_frames_has_as_many_latents_as_the_model(folder: Path, frames: int) -> None:
+    model = dataclasses.replace(with_folder(folder), frames=frames)
     spec = jax.eval_shape(
         lambda x: model.build(nnx.Rngs(0)).teacher_network.encode(x, jnp.float32),
         jax.ShapeDtypeStruct((1, frames, 16, 16, 3), jnp.float32),
@@ -150,5 +151,18 @@ def test_a_run_needs_the_folder(tmp_path: Path, folder: Path) -> None:
     (gone,) = with_folder(tmp_path / "gone").problems()
     assert f"model.teacher.weights={tmp_path / 'gone'}: no such folder: pass" in gone
     assert with_folder(folder).problems() == []
-    with pytest.raises(InputError, match=r"width=8 has no effect without model.teacher.network"):
-        video_ae.Teacher(width=8)
+    with pytest.raises(InputError, match=r"weights=x has no effect without model.teacher.network"):
+        video_ae.Teacher(weights="x")
+
+
+def test_its_widths_are_those_of_the_folder(folder: Path) -> None:
+    """A plan without the weights is for the published ones, and says so."""
+    for model, sizes in (
+        (with_folder(folder), SIZES),
+        (with_folder(None), dataclasses.replace(wan_network.VERSIONS["wan2.1"], latent_channels=4)),
+    ):
+        assert model.teacher is not None
+        assert model.teacher.sizes(4) == sizes
+        extras = states.ModelDefinition(model.build).extras
+        assert extras["teacher_network.encoder.conv_in.bias"].shape == (sizes.width,)
+        assert ("published wan2.1" in " ".join(model.formulas())) == (sizes is not SIZES)

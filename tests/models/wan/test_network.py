@@ -149,6 +149,7 @@ def changed(folder: Path, target: Path, **settings: Any) -> Path:
                 "z_dim": 16,
                 "base_dim": 96,
                 "in_channels": 3,
+                "out_channels": 3,
             },
             r"is_residual .* pass --model.teacher.network wan2.1 --model.latent_channels 16 "
             r"--model.patch_size 1",

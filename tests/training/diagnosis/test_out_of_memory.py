@@ -11,7 +11,7 @@ from training import toy
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry.hardware import GIB
+from jaxtrain.formats import GIB
 from jaxtrain.training.diagnosis import out_of_memory
 from jaxtrain.training.state import State
 

@@ -9,8 +9,8 @@ from planning.step_findings import compiled, traffic
 from jaxtrain import config, machine
 from jaxtrain.cost import cards
 from jaxtrain.data import input_rate
+from jaxtrain.formats import GIB
 from jaxtrain.planning import planner
-from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training.diagnosis import planned
 
 H100 = types.SimpleNamespace(platform="gpu", device_kind=cards.CARDS["h100"].name)

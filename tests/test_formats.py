@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxtrain.telemetry import formats
+from jaxtrain import formats
 
 
 @pytest.mark.parametrize(

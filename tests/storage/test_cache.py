@@ -12,10 +12,9 @@ from obstore.store import MemoryStore
 from jaxtrain.data.text import documents
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, cache, record
-from jaxtrain.jobs.record import NAME as MANIFEST
-from jaxtrain.storage import disks
+from jaxtrain.storage import bucket_folders, cache, disks, record
 from jaxtrain.storage.bucket import Bucket, Unavailable
+from jaxtrain.storage.record import NAME as MANIFEST
 
 
 def silent(text: str) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxtrain.data import hub_errors
 from jaxtrain.errors import RunAgain
+from jaxtrain.storage import hub_errors
 
 
 def test_an_unknown_error_is_raised_unchanged_and_not_from_itself() -> None:

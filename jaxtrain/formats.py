@@ -4,6 +4,8 @@ import datetime
 import math
 from collections.abc import Container, Sequence
 
+GIB = 2**30
+"""Bytes of memory are in this unit, as in nvidia-smi."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -65,7 +67,7 @@ def thousands(value: float) -> str:
 
 def size(count: float) -> str:
     """Formats bytes in binary units, like nvidia-smi and ls -h."""
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count:.0f} bytes"

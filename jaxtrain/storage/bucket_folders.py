@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import record
-from jaxtrain.jobs.record import Record
+from jaxtrain.storage import record
 from jaxtrain.storage.atomic import remove_leftovers
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import check_room
+from jaxtrain.storage.record import Record
 
 
 def object_at(url: str) -> tuple[Bucket, str]:

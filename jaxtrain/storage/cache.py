@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.jobs import bucket_folders, record
-from jaxtrain.storage import addresses, lock, run_marker
+from jaxtrain.storage import addresses, bucket_folders, lock, record, run_marker
 from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.bucket import Bucket, is_bucket, normalized
 from jaxtrain.storage.disks import disk_trouble
