@@ -3,7 +3,6 @@
 import collections
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,12 +42,6 @@ def check_present(path: Path, things: str) -> None:
     """Checks that the input exists."""
     if not path.exists():
         raise InputError(f"IN {path}: no such file or folder; pass {things}")
-
-
-def check_apart(source: Path, target: Path) -> None:
-    """Checks that the output would not replace the input."""
-    if target.exists() and source.exists() and os.path.samefile(source, target):
-        raise InputError(f"output {target} is the same file as the input: choose another one")
 
 
 def autoencoder(
@@ -278,7 +271,8 @@ def reconstruct(flags: commands.Reconstruct) -> int:
     """Runs the command."""
     check_present(flags.video, "a video")
     writing.check_path(flags.target)
-    check_apart(flags.video, flags.target)
+    if flags.target.exists() and flags.target.samefile(flags.video):
+        raise InputError(f"output {flags.target} is the same file as the input: choose another one")
     video = Video(flags.video)
     model = autoencoder(flags, "reconstruct")
     with command_line.cleaning_up():

@@ -190,7 +190,9 @@ def import_from(flags: commands.Import) -> int:
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
     if flags.trim is not None:
-        model = _with_trim(model, flags.trim)
+        # Any number of frames that H3 can take.
+        frames = timing.Timing(trim="h3").decoded(2) if flags.trim == "h3" else model.frames
+        model = dataclasses.replace(model, trim=flags.trim, frames=frames)
     params = model.from_weights(tensors, str(flags.source))
     if weights.ABOUT not in about and flags.trim is None:
         unclear = video_ae.Config.ambiguity(tensors, str(flags.source))
@@ -268,10 +270,3 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
         f"{state_size.parameter_count(params):,} parameters "
         f"(encoder {counts['encoder.']:,}, decoder {counts['decoder.']:,})"
     )
-
-
-def _with_trim(model: video_ae.Config, trim: timing.Trim) -> video_ae.Config:
-    if trim == "h3":  # any number of frames that it can take
-        frames = timing.Timing(trim=trim).decoded(2)
-        return dataclasses.replace(model, trim=trim, frames=frames)
-    return dataclasses.replace(model, trim=trim)
