@@ -49,7 +49,7 @@ LIGHT = {
     # For ssh, a machine that only starts runs on others needs no packages.
     "jaxtrain.supervisor": _JAX | {"numpy", "obstore", "psutil", "rich"},
     # Commands that check their input before they load jax and a model.
-    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate", "prepare.tokens")},
+    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate")},
 }
 
 
