@@ -23,6 +23,7 @@ CARD = "README.md"
 _SETTINGS_BYTES = 2**24  # the largest known have some 100 KB of labels
 ARRAYS = "model.safetensors"
 INDEX = ARRAYS + tensor_files.INDEX
+_PYTORCH = "pytorch_model.bin"
 _DIFFUSERS = "diffusion_pytorch_model.safetensors"
 AUTOENCODER = "vae"
 """The autoencoder's folder in that of a pipeline of diffusers."""
@@ -72,11 +73,13 @@ def model(folder: Path) -> Any:
 def tensors(folder: Path) -> tensor_files.Tensors:
     """Reads all arrays of a folder, as float32."""
     paths = tensor_files.of_folder(folder, ARRAYS) or tensor_files.of_folder(folder, _DIFFUSERS)
+    if not paths and (folder / _PYTORCH).is_file():
+        paths = [folder / _PYTORCH]
     if not paths:
         diffusers = _KINDS[1] in atomic.read_json(folder / SETTINGS, _SETTINGS_BYTES)
+        lacks = f"no {_DIFFUSERS}" if diffusers else f"neither {ARRAYS} nor {_PYTORCH}"
         raise InputError(
-            f"{folder} has no {_DIFFUSERS if diffusers else ARRAYS}: download the complete folder, "
-            "or pass a weights file"
+            f"{folder} has {lacks}: download the complete folder, or pass a weights file"
         )
     arrays: tensor_files.Tensors = {}
     for path in paths:
