@@ -74,3 +74,9 @@ def _eight_devices() -> None:
 def checkout() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache for this test alone."""
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))

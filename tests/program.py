@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -216,6 +217,26 @@ def arrays(run_directory: Path) -> dict[str, np.ndarray]:
     newest = pointer.newest_complete(run_directory / pointer.CHECKPOINTS)
     assert newest is not None
     return arrays_of(newest)
+
+
+def kill_and_resume(place: Path, *arguments: object) -> dict[str, np.ndarray]:
+    """Kills a run after step 4 and resumes it: it must equal the run ``straight`` bit for bit.
+
+    Returns:
+        The arrays of both.
+    """
+    arguments = (*arguments, "--output-dir", "killed", "--resume", "latest")
+    process = started(place, *arguments)
+    wait_for((place / "killed/checkpoints/4.json").exists, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert "examples seen" in train(place, *arguments)
+    assert losses(place / "killed") == losses(place / "straight")
+    straight, killed = arrays(place / "straight"), arrays(place / "killed")
+    assert straight.keys() == killed.keys()
+    for name, array in straight.items():
+        np.testing.assert_array_equal(array, killed[name], err_msg=name)
+    return straight
 
 
 def arrays_of(checkpoint: Path) -> dict[str, np.ndarray]:

@@ -49,7 +49,7 @@ LIGHT = {
     # For ssh, a machine that only starts runs on others needs no packages.
     "jaxtrain.supervisor": _JAX | {"numpy", "obstore", "psutil", "rich"},
     # Commands that check their input before they load jax and a model.
-    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate", "prepare.tokens")},
+    **{f"jaxtrain.cli.{name}": _JAX for name in ("video", "evaluate")},
 }
 
 
@@ -230,7 +230,6 @@ _LITERAL = "names in the function itself"
 CHOSEN = {
     "cli/evaluate.py _refuse": "names in its callers",
     "cli/evaluate.py main": _LITERAL,
-    "cli/evaluate_student.py load": _LITERAL,
     "inference/teachers.py Own.__init__": _FIELDS,
     "cli/evaluate.py _resolved": "names in the table _USUAL",
     "models/from_file.py in_weights": _FIELDS,

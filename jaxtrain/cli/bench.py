@@ -18,7 +18,6 @@ def main(flags: commands.Bench) -> int:
     """Runs the command and returns its exit code."""
     overrides = [*flags.overrides]
     run = config.load(flags.config, overrides)
-    atomic.check_writable("--json", flags.json)
     if flags.efficiency is not None:
         atomic.check_writable("--efficiency", flags.efficiency)
         if run.mesh.devices > 1:

@@ -4,7 +4,6 @@ It changes nothing, except with ``--prune``, which deletes those in ``aside/``.
 """
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,7 +66,6 @@ def main(flags: commands.Checkpoints) -> int:
         holder = lease.holder(Bucket(location))
         directory = remote.run_to_read(location, cache.root(None), terminal.warn, damaged)
     run = _run_of(directory, location)
-    atomic.check_writable("--json", flags.json)
     if not in_bucket:
         if flags.prune:
             _prune(run)
@@ -95,7 +93,7 @@ def main(flags: commands.Checkpoints) -> int:
             "checkpoints": [dataclasses.asdict(status) for status in statuses],
             "latest": None if taken is None else str(taken),
         }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        atomic.write_json(flags.json, content)
     counted = [status for status in statuses if status.path.partition("/")[0] in KINDS]
     return 1 if any(status.verdict != "verified" for status in counted) else 0
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from jaxtrain import config, terminal
 from jaxtrain.cli import flags, help
-from jaxtrain.cli.commands import TABLE, Command, OfConfig, OfModel
+from jaxtrain.cli.commands import TABLE, Command, Json, OfConfig, OfModel
 from jaxtrain.config import field_values, files, invocation
 from jaxtrain.config.run_flags import RunFlags
 from jaxtrain.errors import InputError, Stopped
+from jaxtrain.storage import atomic
 
 _HELP = {"--help", "-h"}
 
@@ -28,6 +29,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         terminal.out(help.command(kind, kind.usages or (_usage(command),)))
         return 0
     parsed = parse(command, own_arguments)
+    if isinstance(parsed, Json):
+        atomic.check_writable("--json", parsed.json)
     if isinstance(parsed, OfModel) and parsed.config is not None:
         config.named(parsed.config)  # runs the file, so that its model can be loaded
     module = importlib.import_module(f"jaxtrain.cli.{kind.module or name}")

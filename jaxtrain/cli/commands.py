@@ -245,7 +245,7 @@ class Reconstruct(Writes, Precise):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate(OnDevices, Json, Precise):
+class Evaluate(Json, Precise):
     """Measures the quality of one to three video autoencoders, or of a language model.
 
     SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest), a weights file,
@@ -464,8 +464,6 @@ class PrepareLatents(OfConfig, OnDevices, Parts, Json):
     """
     teacher_scaling: Annotated[float | None, "X"] = None
     """factor to multiply the latents by (default: from the teacher's folder)"""
-    teacher_sample: Annotated[int | None, "SEED"] = None
-    """sample the latents with this seed (default: their mode)"""
     batch: _Number = 8
     """batch size, in clips"""
 

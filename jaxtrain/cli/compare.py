@@ -1,6 +1,5 @@
 """``jaxtrain compare``: tells whether a change is better."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from jaxtrain.storage import atomic
 
 def main(flags: commands.Compare) -> int:
     """Runs the command and returns its exit code, which says the verdict."""
-    atomic.check_writable("--json", flags.json)
     names = (flags.config, *flags.others)
     folders = [atomic.expanded(name) for name in names]
     # A folder may have the name of a shipped config, which is meant then.
@@ -34,7 +32,7 @@ def main(flags: commands.Compare) -> int:
         folder, answers = _trained(flags, names)
         content = atomic.read_json(folder / experiment.NAME)
     if flags.json is not None:
-        atomic.write_whole(flags.json, json.dumps(content, indent=1) + "\n")
+        atomic.write_json(flags.json, content)
     return min(experiment.VERDICTS[answer.verdict] for answer in answers)
 
 
@@ -47,7 +45,7 @@ def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Compar
             f"of {folders[-1]}"
         )
     pairs = list(zip(folders[::2], folders[1::2], strict=True))
-    answer = experiment.of_existing(pairs, flags.metric, None, flags.practical)
+    answer = experiment.of_existing(pairs, flags.metric, flags.practical)
     terminal.out(experiment.summary(answer))
     for warning in answer.warnings:
         terminal.out(f"warning: {warning}")

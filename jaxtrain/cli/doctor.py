@@ -1,7 +1,6 @@
 """``jaxtrain doctor``: checks whether a run can start here."""
 
 import dataclasses
-import json
 import os
 from typing import Any
 
@@ -17,14 +16,9 @@ from jaxtrain.storage import addresses, atomic
 NOT_READY = 1
 
 
+@exit_on_sigterm()
 def main(flags: commands.Doctor) -> int:
     """Runs the command; returns 0 if a run can start, 1 if there are problems."""
-    atomic.check_writable("--json", flags.json)
-    with exit_on_sigterm():
-        return _examine(flags)
-
-
-def _examine(flags: commands.Doctor) -> int:
     findings: list[Finding] = []
     about: dict[str, Any] = {}
     heading = ""
@@ -52,7 +46,7 @@ def _examine(flags: commands.Doctor) -> int:
                 "findings": [dataclasses.asdict(finding) for finding in findings],
             }
         )
-        atomic.write_whole(flags.json, json.dumps(report, indent=1) + "\n")
+        atomic.write_json(flags.json, report)
     return 0 if ready else NOT_READY
 
 

@@ -1,13 +1,12 @@
 """``jaxtrain evaluate``: measures the quality of models."""
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtrain import formats, terminal, versions
-from jaxtrain.cli import command_line, commands, job_flags, video
+from jaxtrain.cli import command_line, commands, video
 from jaxtrain.config import field_values, record
 from jaxtrain.data.video import files
 from jaxtrain.errors import InputError
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_SOURCES = 3
 _VIDEO_FLAGS = (
     *("split", "protocol", "frames", "height", "width", "clips", "lpips", "i3d"),
-    *("worst", "engine", "ray_address", "ray_gpus", "teacher", "teacher_scaling", "report"),
+    *("worst", "teacher", "teacher_scaling", "report"),
 )
 _TEXT_FLAGS = ("text_field", "max_tokens", "max_examples", "rows")
 _LETTERS = "ABC"
@@ -45,7 +44,8 @@ def main(flags: commands.Evaluate) -> int:
     # They import jax, which takes seconds.
     from jaxtrain.cli import text
     from jaxtrain.inference import load
-    from jaxtrain.inference.evaluation import reconstructions
+    from jaxtrain.inference.evaluation import distillation, i3d, language_models, reconstructions
+    from jaxtrain.inference.video.autoencoder import Autoencoder
     from jaxtrain.interop import hub, weights
 
     flags = dataclasses.replace(flags, sources=tuple(map(hub.local, flags.sources)))
@@ -53,13 +53,13 @@ def main(flags: commands.Evaluate) -> int:
         weights.check_there(source)
     for source in flags.sources:
         model = weights.model_at(source)
-        if model is not None and model.task in text.KINDS:
+        if model is not None and model.task in language_models.KINDS:
             _refuse(flags, _VIDEO_FLAGS, f"{source} is a language model")
             if len(flags.sources) > 1:
                 raise InputError("evaluate: one language model at a time")
-            return text.evaluate(flags, source, text.KINDS[model.task])
+            return text.evaluate(flags, source, language_models.KINDS[model.task])
         if model is not None and model.task != "reconstruct":
-            tasks = (*text.KINDS, "reconstruct")
+            tasks = (*language_models.KINDS, "reconstruct")
             raise load.cannot(model, "evaluate", *tasks, source=source)
     _refuse(flags, _TEXT_FLAGS, f"{flags.sources[0]} is not a language model")
     if len(flags.sources) > _MOST_SOURCES:
@@ -70,8 +70,6 @@ def main(flags: commands.Evaluate) -> int:
         if flags.teacher is None and (value := getattr(flags, name)) is not None:
             raise InputError(f"--{name.replace('_', '-')} {value} requires --teacher")
     size, protocol = _resolved(flags)
-    cluster = job_flags.cluster(flags)
-    atomic.check_writable("--json", flags.json)
     atomic.check_writable("--report", flags.report)
     if flags.worst is not None:
         _make_empty(flags.worst)
@@ -99,15 +97,19 @@ def main(flags: commands.Evaluate) -> int:
             complete=protocol.complete,
             say=terminal.say,
         )
-    config = reconstructions.MeterConfig(
-        precision=flags.precision, **size, lpips=flags.lpips, i3d=flags.i3d
-    )
-    meter = config.build(flags.sources) if pair is None else pair.meter(config)
+    measures = reconstructions.measures(flags.lpips)
+    if pair is None:
+        meter = reconstructions.Meter(
+            [Autoencoder(path, flags.precision, command="evaluate") for path in flags.sources],
+            measures,
+            **size,
+            features=None if flags.i3d is None else i3d.measure(flags.i3d),
+        )
+    else:
+        meter = distillation.StudentMeter(pair.student, pair.teacher, measures, **size)
     counter = video.Counter(len(clips), "clip")
     with command_line.cleaning_up():
-        measured = meter.measure(
-            clips, terminal.say, counter.add_one, None if cluster is None else (cluster, config)
-        )
+        measured = meter.measure(clips, terminal.say, counter.add_one)
     if not measured:
         data = addresses.public(flags.data)
         raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
@@ -134,7 +136,7 @@ def main(flags: commands.Evaluate) -> int:
             **({"protocol": dataclasses.asdict(protocol)} if protocol else {}),
             "clips": [dataclasses.asdict(one) for one in measured],
         }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        atomic.write_json(flags.json, content)
         terminal.out(f"wrote {flags.json}")
     if flags.worst is None and flags.report is None:
         return 0

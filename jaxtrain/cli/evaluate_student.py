@@ -30,17 +30,6 @@ class Pair(NamedTuple):
     student: Autoencoder
     teacher: teachers.Teacher
 
-    def meter(self, config: reconstructions.MeterConfig) -> distillation.StudentMeter:
-        """Returns what measures them."""
-        return distillation.StudentMeter(
-            self.student,
-            self.teacher,
-            config.measures(),
-            frames=config.frames,
-            height=config.height,
-            width=config.width,
-        )
-
 
 def load(flags: commands.Evaluate) -> Pair:
     """Loads both."""
@@ -48,13 +37,11 @@ def load(flags: commands.Evaluate) -> Pair:
         raise InputError(
             f"--teacher {flags.teacher}: {len(flags.sources)} models given; pass one student"
         )
-    for name in ("i3d", "engine"):
-        if (value := getattr(flags, name)) != getattr(commands.Evaluate, name):
-            raise InputError(f"--{name} {value} does not work with --teacher: omit one of the two")
+    if flags.i3d is not None:
+        raise InputError(f"--i3d {flags.i3d} does not work with --teacher: omit one of the two")
     teacher = teachers.load(
         str(flags.teacher),
         scaling=flags.teacher_scaling,
-        sample_seed=None,
         say=terminal.say,
         command="evaluate",
     )

@@ -1,6 +1,5 @@
 """``jaxtrain find-nan RUN``: finds where the NaN/Inf began that ended a run; changes nothing."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from jaxtrain.storage import atomic, bucket, cache, run_marker
 
 def main(flags: commands.FindNan) -> int:
     """Runs the command."""
-    atomic.check_writable("--json", flags.json)
     path = _bad_step_of(flags.run)
     # They import jax, which takes seconds.
     import jax
@@ -53,7 +51,7 @@ def main(flags: commands.FindNan) -> int:
             "origin": origin.text,
             "examples": examples,
         }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        atomic.write_json(flags.json, content)
     return 0
 
 

@@ -1,8 +1,6 @@
 """``jaxtrain plan``: predicts a run on GPUs."""
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal
@@ -18,14 +16,9 @@ DOES_NOT_FIT = 3
 _LISTED = 3  # alternatives that fit
 
 
+@exit_on_sigterm()
 def main(flags: commands.Plan) -> int:
     """Runs the command; returns 0 if the run fits, 3 if it does not."""
-    atomic.check_writable("--json", flags.json)
-    with exit_on_sigterm():
-        return _plan(flags)
-
-
-def _plan(flags: commands.Plan) -> int:
     host = input_rate.Host(cores=flags.cores, per_core=flags.rate_per_core)
     check_numbers(host, flags.price_per_gpu_hour)
     if flags.spot is not None:
@@ -50,11 +43,12 @@ def _plan(flags: commands.Plan) -> int:
         expected = spot.predict(plan, *flags.spot)
         terminal.out(f"\n{report.on_spot(plan, expected)}")
         content["spot"] = None if expected is None else dataclasses.asdict(expected)
-    _write(content, flags.json)
+    if flags.json:  # the search may take long
+        atomic.write_json(flags.json, content)
     if flags.fit or not plan.fits:
         content["fit"] = _search(planner, plan, flags)
-        _write(content, flags.json)
     if flags.json:
+        atomic.write_json(flags.json, content)
         terminal.out(f"\nwritten to {flags.json}")
     return 0 if plan.fits else DOES_NOT_FIT
 
@@ -82,8 +76,3 @@ def _search(planner: Planner, plan: Plan, flags: commands.Plan) -> dict[str, Any
             "a smaller global batch, or a smaller model"
         )
     return {"tried": [dataclasses.asdict(each) for each in tried], "complete": complete}
-
-
-def _write(content: dict[str, Any], path: Path | None) -> None:
-    if path is not None:
-        atomic.write_whole(path, json.dumps(content, indent=1).encode() + b"\n")

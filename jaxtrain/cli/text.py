@@ -2,25 +2,22 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxtrain import errors, formats, terminal, versions
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import commands
-from jaxtrain.data.text import documents
-from jaxtrain.errors import BadExample, InputError
-from jaxtrain.inference import fill_mask, language_model
-from jaxtrain.inference.evaluation import blimp, core_tasks
-from jaxtrain.inference.fill_mask import MaskedModel
-from jaxtrain.inference.language_model import CausalModel
+from jaxtrain.errors import InputError
+from jaxtrain.inference.evaluation import blimp, language_models
+from jaxtrain.inference.evaluation.blimp import BlimpScore
+from jaxtrain.inference.evaluation.core_tasks import CoreScore
+from jaxtrain.inference.fill_mask import MaskedModel, MaskedScore
+from jaxtrain.inference.language_model import CausalModel, TextScore
 from jaxtrain.interop import hub, weights
-from jaxtrain.models.contract import Task
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.storage import addresses, atomic
 from jaxtrain.storage.atomic import LATEST, expanded
@@ -132,58 +129,43 @@ def fill(flags: commands.Fill) -> int:
     return 0
 
 
-KINDS: dict[Task, type[MaskedModel] | type[CausalModel]] = {
-    "fill": MaskedModel,
-    "generate": CausalModel,
-}
-"""A model's task, and the class that uses it."""
-
-_ROWS = 16
-
-
 def evaluate(
     flags: commands.Evaluate, source: Path, kind: type[MaskedModel] | type[CausalModel]
 ) -> int:
     """Runs the command; the command does if SOURCE is a language model."""
-    data, rows = atomic.expanded(flags.data), flags.rows or _ROWS
-    atomic.check_writable("--json", flags.json)
-    if kind is CausalModel and core_tasks.is_core(data):
-        return _evaluate_core(flags, source, data, rows)
-    if blimp.is_blimp(data):
-        return _evaluate_blimp(flags, source, kind, data, rows)
-    if flags.max_examples is not None:
-        raise InputError(
-            f"--max-examples {flags.max_examples}: --data {data} is not a folder with the tasks of "
-            "CORE or the pairs of BLiMP; omit the flag, or use --max-tokens"
-        )
-    core = "" if kind is MaskedModel else f" with {core_tasks.TASKS}, or"
-    _check_readable(data, f", or a folder{core} with BLiMP's .jsonl files")
+    data = atomic.expanded(flags.data)
+    measurement = language_models.measurement(
+        kind,
+        data,
+        text_field=flags.text_field,
+        max_tokens=flags.max_tokens,
+        max_examples=flags.max_examples,
+    )
     _warn_of_training_text(source, data)
     model = kind(source, flags.precision, command="evaluate")
-    max_tokens = None if flags.max_tokens is None else flags.max_tokens + 2 * model.longest
-    try:
-        texts = documents.texts(data, flags.text_field, model.count, max_tokens)
-    except BadExample as error:
-        raise InputError(f"--data {flags.data}: {error.reason}") from error
-    except OSError as error:
-        raise InputError(f"--data {flags.data} cannot be read: {error.strerror}") from error
-    try:
-        with _progress("windows" if kind is CausalModel else "tokens") as each:
-            score = model.score(texts, rows=rows, max_tokens=flags.max_tokens, each=each)
-    except InputError as error:
-        raise InputError(f"--data {flags.data}: {error}") from error
-    terminal.out(_report(score, model, flags))
-    content = {"max_tokens": flags.max_tokens, **dataclasses.asdict(score), **_derived(score)}
-    _write_json(flags, model.source, data, content)
+    with _progress(measurement.unit) as each:
+        score = measurement.score(model, flags.rows or language_models.ROWS, each)
+    content = {"max_examples": flags.max_examples, **dataclasses.asdict(score)}
+    match score:
+        case CoreScore():
+            terminal.out(_core_report(score, model, data, flags))
+        case BlimpScore():
+            terminal.out(_blimp_report(score, model, data, flags))
+        case _:
+            terminal.out(_text_report(score, model, data, flags))
+            content = {"max_tokens": flags.max_tokens, **dataclasses.asdict(score)}
+            content |= _derived(score)
+    if flags.json:
+        provenance = {"precision": flags.precision, "versions": versions.line()}
+        report = {"source": model.source, "data": str(data), **provenance, **content}
+        atomic.write_json(flags.json, report)
+        terminal.out(f"wrote {flags.json}")
     return 0
 
 
-def _evaluate_core(flags: commands.Evaluate, source: Path, data: Path, rows: int) -> int:
-    _refuse_text_flags(flags, f"--data {data} has the tasks of CORE")
-    tasks = core_tasks.read(data, flags.max_examples)  # before the model, which takes longer
-    model = CausalModel(source, flags.precision, command="evaluate")
-    with _progress("examples") as each:
-        score = core_tasks.score(model, tasks, rows, each)
+def _core_report(
+    score: CoreScore, model: MaskedModel | CausalModel, data: Path, flags: commands.Evaluate
+) -> str:
     table: list[tuple[str, ...]] = [
         ("task", "kind", "shots", "examples", "accuracy", "baseline", "centered")
     ]
@@ -196,48 +178,18 @@ def _evaluate_core(flags: commands.Evaluate, source: Path, data: Path, rows: int
     head = f"measured on {data}: {count:,} examples{limit}"
     if score.cut:
         head += f"; {score.cut:,} prompts without their beginning, beyond {model.longest} tokens"
-    terminal.out(f"{head} ({flags.precision})\n{model.source}\n")
-    terminal.out(formats.columns(table, {0, 1}))
-    content = {"max_examples": flags.max_examples, **dataclasses.asdict(score)}
-    _write_json(flags, model.source, data, content)
-    return 0
+    return f"{head} ({flags.precision})\n{model.source}\n\n{formats.columns(table, {0, 1})}"
 
 
-def _evaluate_blimp(
-    flags: commands.Evaluate,
-    source: Path,
-    kind: type[MaskedModel] | type[CausalModel],
-    data: Path,
-    rows: int,
-) -> int:
-    _refuse_text_flags(flags, f"--data {data} has the pairs of BLiMP")
-    paradigms = blimp.read(data, flags.max_examples)  # before the model, which takes longer
-    model = kind(source, flags.precision, command="evaluate")
-    with _progress("pairs") as each:
-        score = blimp.score(model, paradigms, rows, each)
-    by = "probability" if kind is CausalModel else "pseudo-log-likelihood"
-    terminal.out(
+def _blimp_report(
+    score: BlimpScore, model: MaskedModel | CausalModel, data: Path, flags: commands.Evaluate
+) -> str:
+    by = "probability" if isinstance(model, CausalModel) else "pseudo-log-likelihood"
+    return (
         f"measured on {data}: pairs whose acceptable sentence has the higher {by} "
         f"({flags.precision})\n{model.source}\n\n{formats.columns(list(blimp.rows_of(score)), {0})}"
         f"\n\npublished, on all 67 paradigms of 1,000 pairs: {blimp.SOURCE}"
     )
-    content = {"max_examples": flags.max_examples, **dataclasses.asdict(score)}
-    _write_json(flags, model.source, data, content)
-    return 0
-
-
-def _refuse_text_flags(flags: commands.Evaluate, reason: str) -> None:
-    for name, value in (("text-field", flags.text_field), ("max-tokens", flags.max_tokens)):
-        if value is not None:
-            raise InputError(f"--{name} {value}: {reason}; omit the flag")
-
-
-def _write_json(flags: commands.Evaluate, source: str, data: Path, content: dict[str, Any]) -> None:
-    if flags.json:
-        provenance = {"precision": flags.precision, "versions": versions.line()}
-        report = {"source": source, "data": str(data), **provenance, **content}
-        atomic.write_whole(flags.json, json.dumps(report, indent=2) + "\n")
-        terminal.out(f"wrote {flags.json}")
 
 
 def _warn_of_training_text(source: Path, text: Path) -> None:
@@ -250,15 +202,6 @@ def _warn_of_training_text(source: Path, text: Path) -> None:
                 f"warning: {source} was trained on text of {path}, which contains --data {text}: "
                 "the result may be that of text it has seen"
             )
-
-
-def _check_readable(path: Path, more: str) -> None:
-    if path.is_dir():
-        raise InputError(f"--data {path} is a folder: pass a text file{more}")
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -275,20 +218,21 @@ def _progress(things: str) -> Iterator[Callable[[int, int], None]]:
         yield each
 
 
-def _derived(score: fill_mask.MaskedScore | language_model.TextScore) -> dict[str, float]:
-    if isinstance(score, fill_mask.MaskedScore):
+def _derived(score: MaskedScore | TextScore) -> dict[str, float]:
+    if isinstance(score, MaskedScore):
         return {"pseudo_perplexity": score.pseudo_perplexity}
     return {"perplexity": score.perplexity}
 
 
-def _report(
-    score: fill_mask.MaskedScore | language_model.TextScore,
+def _text_report(
+    score: MaskedScore | TextScore,
     model: MaskedModel | CausalModel,
+    data: Path,
     flags: commands.Evaluate,
 ) -> str:
     cut = f" of the first {flags.max_tokens:,} (--max-tokens)" if flags.max_tokens else ""
-    head = f"measured on {flags.data}: {score.tokens:,} tokens{cut}, "
-    if isinstance(score, fill_mask.MaskedScore):
+    head = f"measured on {data}: {score.tokens:,} tokens{cut}, "
+    if isinstance(score, MaskedScore):
         head += (
             f"one masked at a time, in a window of up to {model.longest} tokens "
             f"({flags.precision}); excludes {score.unknown:,} unknown tokens; the tokenizer loses "

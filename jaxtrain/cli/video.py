@@ -3,7 +3,6 @@
 import collections
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,12 +42,6 @@ def check_present(path: Path, things: str) -> None:
     """Checks that the input exists."""
     if not path.exists():
         raise InputError(f"IN {path}: no such file or folder; pass {things}")
-
-
-def check_apart(source: Path, target: Path) -> None:
-    """Checks that the output would not replace the input."""
-    if target.exists() and source.exists() and os.path.samefile(source, target):
-        raise InputError(f"output {target} is the same file as the input: choose another one")
 
 
 def autoencoder(
@@ -165,20 +158,14 @@ def encode(flags: commands.Encode) -> int:
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
     model = autoencoder(flags, "encode")
-    with command_line.cleaning_up():
-        _encode_one(model, video, storage, flags)
-    return 0
-
-
-def _encode_one(
-    model: "Autoencoder", video: Video, storage: latent_files.Storage, flags: commands.Encode
-) -> None:
     counter = Counter(video.frames)
-    encoded = latent_files.encode(model, video, flags.target, storage, counter.add_one)
+    with command_line.cleaning_up():
+        encoded = latent_files.encode(model, video, flags.target, storage, counter.add_one)
     if note := _note(video, encoded):
         terminal.out(note)
     shape = "x".join(map(str, encoded.shape))
     terminal.out(f"{counter.line()} to latents {shape} in {flags.target}")
+    return 0
 
 
 def _note(video: Video, encoded: latent_files.Encoded) -> str:
@@ -284,7 +271,8 @@ def reconstruct(flags: commands.Reconstruct) -> int:
     """Runs the command."""
     check_present(flags.video, "a video")
     writing.check_path(flags.target)
-    check_apart(flags.video, flags.target)
+    if flags.target.exists() and flags.target.samefile(flags.video):
+        raise InputError(f"output {flags.target} is the same file as the input: choose another one")
     video = Video(flags.video)
     model = autoencoder(flags, "reconstruct")
     with command_line.cleaning_up():

@@ -4,7 +4,7 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +31,11 @@ def export_to(flags: commands.Export) -> int:
     _check(flags)
     source = hub.local(flags.source)
     if flags.target is not None:
-        terminal.out(f"wrote {_write(flags, source, flags.target).path}")
+        terminal.out(f"wrote {_write(flags, source, flags.target)[0]}")
         return 0
     assert flags.push is not None, "_check() requires one of the two"
     with tempfile.TemporaryDirectory(prefix="jaxtrain-push-") as scratch:
-        name = _write(flags, source, Path(scratch)).model
+        _, name = _write(flags, source, Path(scratch))
         page = hub.push(
             Path(scratch),
             flags.push,
@@ -94,12 +94,8 @@ def _other_form(model: Any, name: str, *, folder: bool) -> str:
     )
 
 
-class _Written(NamedTuple):
-    path: Path
-    model: str
-
-
-def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
+def _write(flags: commands.Export, source: Path, target: Path) -> tuple[Path, str]:
+    """Returns the path that was written, and the model's name."""
     loaded = weights.load(source)
     name = from_file.name_of(loaded.model)
     folder = flags.format == "hf"
@@ -166,7 +162,7 @@ def _write(flags: commands.Export, source: Path, target: Path) -> _Written:
             f"float16. Put it into ComfyUI's models/vae for the node Load VAE, or into "
             f"models/vae_approx, as {usual}{tensor_files.SAFETENSORS}, for previews."
         )
-    return _Written(target, name)
+    return target, name
 
 
 def import_from(flags: commands.Import) -> int:
@@ -194,7 +190,9 @@ def import_from(flags: commands.Import) -> int:
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
     if flags.trim is not None:
-        model = _with_trim(model, flags.trim)
+        # Any number of frames that H3 can take.
+        frames = timing.Timing(trim="h3").decoded(2) if flags.trim == "h3" else model.frames
+        model = dataclasses.replace(model, trim=flags.trim, frames=frames)
     params = model.from_weights(tensors, str(flags.source))
     if weights.ABOUT not in about and flags.trim is None:
         unclear = video_ae.Config.ambiguity(tensors, str(flags.source))
@@ -272,10 +270,3 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
         f"{state_size.parameter_count(params):,} parameters "
         f"(encoder {counts['encoder.']:,}, decoder {counts['decoder.']:,})"
     )
-
-
-def _with_trim(model: video_ae.Config, trim: timing.Trim) -> video_ae.Config:
-    if trim == "h3":  # any number of frames that it can take
-        frames = timing.Timing(trim=trim).decoded(2)
-        return dataclasses.replace(model, trim=trim, frames=frames)
-    return dataclasses.replace(model, trim=trim)

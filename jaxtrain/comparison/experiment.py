@@ -332,8 +332,12 @@ class Experiment:
             RunAgain: stopped, or a run had only temporary failures; the same command continues.
         """
         question = self._question
-        for line in self._few_pairs():
-            self._say(line)
+        fewest = sequential.fewest_pairs(question.level)
+        if question.pairs < fewest:
+            self._say(
+                f"warning: --pairs {question.pairs} cannot show that a side is better: no verdict "
+                f"of a difference is possible before pair {fewest}"
+            )
         for side, label in zip(question.sides, question.labels, strict=True):
             self._say(f"{label}: {side.description}")
         for side, label in zip(question.sides, question.labels, strict=True):
@@ -350,7 +354,8 @@ class Experiment:
                 self._answers[change] = self._judge(change, pairs[change])
                 for line in self.described(change):
                     self._say(line)
-            self._write()
+            self._directory.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(self._directory / NAME, self.to_dict())
             self._written(self._answers)
             if not question.keep_checkpoints:
                 for result in results.values():
@@ -362,15 +367,6 @@ class Experiment:
                 self._say(f"--hours {question.hours:g} are over")
                 break
         return self._answers
-
-    def _few_pairs(self) -> list[str]:
-        fewest = sequential.fewest_pairs(self._question.level)
-        if self._question.pairs >= fewest:
-            return []
-        return [
-            f"warning: --pairs {self._question.pairs} cannot show that a side is better: no "
-            f"verdict of a difference is possible before pair {fewest}"
-        ]
 
     def _open(self) -> list[int]:
         return [number for number, answer in enumerate(self._answers) if not _is_final(answer)]
@@ -386,11 +382,6 @@ class Experiment:
             fit_s=self._question.fit_s,
             known=str(self._known.folder),
         )
-        if first is not None and facts.seed != first.seed:
-            raise InputError(
-                f"the sides of a pair share their seed, but side {label} has seed {facts.seed}, "
-                f"and a {first.seed}: change other fields"
-            )
         if changed := self._known.changed(facts.identity, facts.parts):
             self._say(
                 f"side {label}: {', '.join(changed)} changed since an earlier comparison of this "
@@ -522,11 +513,6 @@ class Experiment:
             "answers": [answer.to_dict() for answer in self._answers],
         }
 
-    def _write(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=1) + "\n"
-        atomic.write_whole(self._directory / NAME, text)
-
     def described(self, change: int) -> list[str]:
         """Returns the lines about a change after a pair."""
         answer, label = self._answers[change], self._question.labels[change + 1]
@@ -589,16 +575,12 @@ def hours(seconds: float) -> str:
 
 
 def of_existing(
-    directories: Sequence[tuple[Path, Path]],
-    metric: str | None,
-    mode: metrics.Mode | None,
-    practical: float | None,
+    directories: Sequence[tuple[Path, Path]], metric: str | None, practical: float | None
 ) -> Comparison:
     """Compares runs that exist, in the order given.
 
     Args:
         metric: None takes ``checkpoint.best_metric`` of the first run.
-        mode: which values are better; None takes that of the table of metrics.
     """
     from jaxtrain.reporting import run_files
 
@@ -631,7 +613,7 @@ def of_existing(
         metric = metric or read[0].config.get("checkpoint", {}).get("best_metric")
         if metric is None:
             raise InputError(f"{paths[0]} has no checkpoint.best_metric: name one with --metric")
-        mode = mode or metrics.describe(metric, read[0].metrics).better
+        mode = metrics.describe(metric, read[0].metrics).better
         if mode is None:
             raise InputError(f"--metric {metric}: neither larger nor smaller values are better")
         a, b = (runs.read(path, metric) for path in paths)

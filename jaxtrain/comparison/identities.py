@@ -3,7 +3,6 @@
 Comparisons that share the folder share it: what one has measured of a side, another finds.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,4 +58,4 @@ class Identities:
 
     def _write(self, identity: str, content: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_whole(self.folder / f"{identity}.json", json.dumps(content, indent=1) + "\n")
+        atomic.write_json(self.folder / f"{identity}.json", content)

@@ -65,8 +65,9 @@ def read(directory: Path, metric: str) -> Result:
     run = run_files.read(directory, directory.name)
     account = times.account(run.history)
     seconds = account.total_s if account else math.nan
-    if why := _diverged(run):
-        return Result(None, why, seconds, directory)
+    end = _end(run)
+    if end.get("diverged"):  # by a gate, a canary, or bad steps
+        return Result(None, str(end.get("why")), seconds, directory)
     ending = run_facts.ending(run)
     if ending.state != "done":
         raise InputError(f"{directory}: this run is not done ({ending.sentence}): finish it first")
@@ -80,21 +81,18 @@ def read(directory: Path, metric: str) -> Result:
     return Result(float(value), "", seconds, directory)
 
 
-def _diverged(run: run_files.RecordedRun) -> str:
-    """Returns why a gate, a canary, or bad steps ended a run; "" if they did not."""
+def _end(run: run_files.RecordedRun) -> Mapping[str, Any]:
+    """Returns the end of the newest start; {} if it has none."""
     attempts = times.attempts(run.history)
-    end = attempts[-1].end if attempts else None
-    return str(end.get("why")) if end is not None and end.get("diverged") else ""
+    return (attempts[-1].end if attempts else None) or {}
 
 
 def has_ended(directory: Path) -> bool:
     """Whether a run has ended with all its steps, or by diverging."""
     if not directory.is_dir():
         return False
-    run = run_files.read(directory, directory.name)
-    attempts = times.attempts(run.history)
-    end = attempts[-1].end if attempts else None
-    return end is not None and (end.get("code") == DONE or bool(end.get("diverged")))
+    end = _end(run_files.read(directory, directory.name))
+    return end.get("code") == DONE or bool(end.get("diverged"))
 
 
 def is_of(directory: Path, data: str, codes: frozenset[str]) -> bool:

@@ -241,14 +241,15 @@ def _slurm(variables: Mapping[str, str]) -> Cluster | None:
         return _alone()
     needed = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
     _need(variables, "srun", "SLURM_STEP_NUM_TASKS", needed)
-    # Each step and each start of a requeued job takes another port: the last may still be in use.
+    # All processes derive the same port from the job's number. Each step and each start of a
+    # requeued job takes another one: the last may still be in use.
     number = (
         _number(variables, "SLURM_JOB_ID", 0, None)
         + 97 * _number(variables, "SLURM_STEP_ID", 0, None, default=0)
         + 389 * _number(variables, "SLURM_RESTART_COUNT", 0, None, default=0)
     )
     first = _first_host(variables["SLURM_STEP_NODELIST"])
-    coordinator, source = f"{first}:{_port(number)}", "SLURM_STEP_NODELIST"
+    coordinator, source = f"{first}:{_FIRST_PORT + number % _PORTS}", "SLURM_STEP_NODELIST"
     if ADDRESS in variables:
         coordinator, source = _address(variables, ADDRESS), ADDRESS
     index = _number(variables, "SLURM_PROCID", 0, count, of="SLURM_STEP_NUM_TASKS")
@@ -338,11 +339,6 @@ def _address(variables: Mapping[str, str], name: str) -> str:
             f"{name} is {variables[name]!r}; it must be HOST:PORT of process 0, such as node1:12345"
         )
     return variables[name]
-
-
-def _port(number: int) -> int:
-    """Derives a port from the job's number, so that all its processes agree on it."""
-    return _FIRST_PORT + number % _PORTS
 
 
 def _first_host(nodes: str) -> str:

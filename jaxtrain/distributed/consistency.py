@@ -84,22 +84,15 @@ def compare(facts_of_processes: list[Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def check(own_facts: Mapping[str, Any], store: KeyValueStore) -> None:
-    """Has process 0 compare the facts of all processes.
+    """Compares the facts of all processes.
 
     Raises:
         InputError: the facts differ; the same message in all processes.
         RunAgain: a process published nothing in time.
     """
-
-    def decide() -> str:
-        different = compare([json.loads(text) for text in store.collect(topic, _PATIENCE_S)])
-        if different:
-            raise InputError(different)
-        return ""
-
-    topic = store.numbered(_TOPIC)
-    store.publish(topic, json.dumps(own_facts))
-    store.decide("same run", decide, _PATIENCE_S)
+    texts = store.gather(_TOPIC, json.dumps(own_facts), _PATIENCE_S)
+    if different := compare([json.loads(text) for text in texts]):
+        raise InputError(different)
 
 
 def code_files(run: config.Run) -> dict[str, Path]:

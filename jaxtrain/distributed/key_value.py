@@ -126,15 +126,6 @@ class KeyValueStore:
         pairs = self._service.key_value_dir_get(prefix)
         return {key.removeprefix(prefix): value[1:] for key, value in pairs}
 
-    def collect(self, topic: str, timeout_s: float) -> list[str]:
-        """Waits for the texts of all processes and returns them in process order.
-
-        Raises:
-            NoAnswer: a process published nothing in this time.
-        """
-        with announced(lambda: f"{self._missing(topic)} ({_name(topic)})"):
-            return [self._wait_for(topic, process, timeout_s) for process in range(self.count)]
-
     def gather(self, topic: str, text: str, timeout_s: float) -> list[str]:
         """Publishes a text and returns those of all processes, in process order.
 
@@ -145,7 +136,8 @@ class KeyValueStore:
             return [text]
         topic = self.numbered(topic)
         self.publish(topic, text)
-        return self.collect(topic, timeout_s)
+        with announced(lambda: f"{self._missing(topic)} ({_name(topic)})"):
+            return [self._wait_for(topic, process, timeout_s) for process in range(self.count)]
 
     def decide(self, topic: str, decision: Callable[[], str], timeout_s: float) -> str:
         """Runs ``decision`` in process 0; every process returns its text or raises its error.

@@ -21,7 +21,7 @@ from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import PREFIX, Subject
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.formats import large, size
-from jaxtrain.storage.bucket import Bucket, normalized
+from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import disk_trouble, free_bytes
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
@@ -47,7 +47,6 @@ def bucket_access(url: str | None) -> Iterator[Finding]:
     if url is None:
         return
     name, content = f"{PREFIX}{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
-    url = normalized(url, "--output-dir")
     folder = Bucket(url).impatient()
     try:
         began = time.monotonic()
@@ -128,7 +127,8 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     began = time.perf_counter()
     restored = jax.block_until_ready(restore(path, target))
     read_s = time.perf_counter() - began
-    if different := _different(state, restored):
+    equal = jax.jit(lambda *states: jax.tree.map(jnp.array_equal, *states))(state, restored)
+    if different := [name for name, same in named(equal).items() if not same]:
         yield problem(
             f"a checkpoint read back from {subject.base} differs from what was written: "
             f"{', '.join(different[:3])}",
@@ -183,9 +183,3 @@ def _random(target: State) -> State:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, values.__getitem__)
 
     return cast(State, jax.tree.map(array, target))
-
-
-def _different(written: State, restored: State) -> list[str]:
-    """Returns the names of arrays that differ on any device."""
-    equal = jax.jit(lambda written, restored: jax.tree.map(jnp.array_equal, written, restored))
-    return [name for name, same in named(equal(written, restored)).items() if not same]

@@ -61,21 +61,16 @@ def load(source: Path, command: str, task: Task) -> TrainedModel:
 
     Args:
         source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
-            folder, or a weights file. A weights file without a model config is taken for the only
-            model for the task.
+            folder, or a weights file. One without a model config is taken for TAEHV's.
     """
     process_group.check_accelerator(os.environ)
     use_cache()
-
-    def only_kind() -> str | None:
-        kinds = [name for name, kind in from_file.configs() if kind.task == task and kind.guessable]
-        return kinds[0] if len(kinds) == 1 else None
 
     def check(model: Any) -> None:
         if model.task != task:
             raise cannot(model, command, task, source=source)
 
-    stored = weights.load(source, only_kind, check)
+    stored = weights.load(source, "video_ae" if task == "reconstruct" else "", check)
     model = stored.model.bare()
     definition = state.ModelDefinition(model.build)
     return TrainedModel(model, stored.source, definition, stored.exactly(definition.params))

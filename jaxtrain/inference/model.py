@@ -10,18 +10,15 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.config import Precision
 from jaxtrain.config.invocation import from_python
-from jaxtrain.data.text import documents
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.inference.evaluation import blimp, core_tasks
-from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
-from jaxtrain.inference.language_model import CausalModel, TextScore
+from jaxtrain.inference.evaluation import language_models
+from jaxtrain.inference.fill_mask import Guess, MaskedModel
+from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.inference.video.autoencoder import Autoencoder, fetched
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import from_file
 from jaxtrain.ops.sampling import Choice
-
-_ROWS = 16
 
 
 class Model:
@@ -194,31 +191,18 @@ class Model:
                 f"{self._source} does not describe a language model: pass a checkpoint or a run "
                 f"directory"
             )
-        path = Path(data).expanduser()
-        if described.task == "generate" and core_tasks.is_core(path):
-            tasks = core_tasks.read(path, max_examples)
-            return core_tasks.score(self._causal, tasks, _ROWS, lambda done, count: None)
-        model: CausalModel | MaskedModel
-        if described.task == "generate":
-            model = self._causal
-        elif described.task == "fill":
-            model = self._masked
-        else:
-            raise load.cannot(described, "evaluate", "generate", "fill", source=self._source)
-        if blimp.is_blimp(path):
-            paradigms = blimp.read(path, max_examples)
-            return blimp.score(model, paradigms, _ROWS, lambda done, count: None)
-        limit = None if max_tokens is None else max_tokens + 2 * model.longest
-        try:
-            texts = documents.texts(path, text_field, model.count, limit)
-        except BadExample as error:
-            raise InputError(f"data {data}: {error.reason}") from error
-        except OSError as error:
-            raise InputError(f"data {data} cannot be read: {error.strerror}") from error
-        score: TextScore | MaskedScore = model.score(
-            texts, rows=_ROWS, max_tokens=max_tokens, each=lambda done, count: None
+        kind = language_models.KINDS.get(described.task)
+        if kind is None:
+            raise load.cannot(described, "evaluate", *language_models.KINDS, source=self._source)
+        measurement = language_models.measurement(
+            kind,
+            Path(data).expanduser(),
+            text_field=text_field,
+            max_tokens=max_tokens,
+            max_examples=max_examples,
         )
-        return score
+        model = self._causal if kind is CausalModel else self._masked
+        return measurement.score(model, language_models.ROWS, lambda done, count: None)
 
 
 def _frames(video: str | Path | np.ndarray) -> Iterable[np.ndarray]:

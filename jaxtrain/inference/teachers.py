@@ -111,7 +111,6 @@ def load(
     spec: str,
     *,
     scaling: float | None,
-    sample_seed: int | None,
     say: Callable[[str], None],
     command: str = "prepare latents",
 ) -> Teacher:
@@ -119,7 +118,6 @@ def load(
 
     Args:
         scaling: factor on the latents; None is that of the teacher's folder, or 1 for jaxtrain's.
-        sample_seed: seed to sample from diffusers' latent distribution; None takes its mode.
     """
     if scaling is not None and not (math.isfinite(scaling) and scaling):
         raise InputError(f"--teacher-scaling {scaling:g}: use a finite factor other than 0")
@@ -133,12 +131,7 @@ def load(
     evaluates = command == "evaluate"  # a clip at a time, and Wan without PyTorch
     devices, factor = jax.devices()[: 1 if evaluates else None], 1.0 if scaling is None else scaling
     if kind is not None and not (kind == wan_network.CLASS and evaluates):
-        teacher: Teacher = Diffusers(path, scaling=scaling, sample_seed=sample_seed)
-    elif sample_seed is not None:
-        raise InputError(
-            f"--teacher-sample {sample_seed}: {spec} has no latent distribution to sample "
-            "from; drop this flag"
-        )
+        teacher: Teacher = Diffusers(path, scaling)
     elif files is not None:
         teacher = Taesd(path, files, factor, devices)
     else:
@@ -318,7 +311,7 @@ def _kinds(diffusers: Any) -> dict[str, _Kind]:
 class Diffusers(Teacher):
     """An autoencoder in diffusers' format, run by PyTorch on one GPU or the CPU."""
 
-    def __init__(self, folder: Path, *, scaling: float | None, sample_seed: int | None) -> None:
+    def __init__(self, folder: Path, scaling: float | None) -> None:
         try:
             import diffusers
             import torch
@@ -343,7 +336,7 @@ class Diffusers(Teacher):
         index = folder / f"{wan_network.ARRAYS}{tensor_files.INDEX}"
         if index.is_file():  # diffusers would also unpickle files that it lists
             tensor_files.shards(index)
-        self._torch, self._seed, self._kind = torch, sample_seed, kinds[name]
+        self._torch, self._kind = torch, kinds[name]
         # All parameters are float32; for a class that asks for it, diffusers requires accelerate.
         float32: Any = type(name, (self._kind.of,), {"_keep_in_fp32_modules": None})
         try:
@@ -364,8 +357,7 @@ class Diffusers(Teacher):
         self.trim = "h3" if kind.trim == "h3" else None
         self._opaque = 0 if kind.more_colors is None else fields[kind.more_colors] - 3
         shift, scale, description = _normalization(folder, model, scaling)
-        chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
-        settings = [name, shift.ravel().tolist(), scale.ravel().tolist(), chosen]
+        settings = [name, shift.ravel().tolist(), scale.ravel().tolist(), "mode"]
         # A shift and a factor for each channel, and for each place in squares of latents.
         self._shift, self._scale = (
             np.atleast_2d(array)[None] if array.ndim < 3 else array for array in (shift, scale)
@@ -377,7 +369,7 @@ class Diffusers(Teacher):
             description += f", in tiles of {model.tile_sample_min_height} pixels"
         contents = [json.dumps(settings).encode(), *map(_file_digest, files)]
         self.name = _name(folder, contents, tiles)
-        self.about = f"{name} of {folder}, {chosen}, {description}, by PyTorch on {self._device}"
+        self.about = f"{name} of {folder}, mode, {description}, by PyTorch on {self._device}"
 
     def covered(self, frames: int) -> tuple[int, int] | None:
         """Implements :meth:`Teacher.covered`."""
@@ -396,11 +388,11 @@ class Diffusers(Teacher):
             video_BTHW3 = video_BTHW3[:, : covered[1]]
         mean, deviation = self._colors()
         latents = []
-        for clip in video_BTHW3:  # diffusers samples a batch at once: clips would depend on it
+        for clip in video_BTHW3:
             clip_THWC = np.pad(clip, ((0, 0),) * 3 + ((0, self._opaque),), constant_values=1)
             normalized = (clip_THWC - mean) / deviation
             latents.append(
-                self._each(lambda x: self._pick(self._model.encode(x).latent_dist), normalized)
+                self._each(lambda x: self._model.encode(x).latent_dist.mode(), normalized)
             )
         raw_BLHWC = np.stack(latents)
         shift, scale = self._laid_out(raw_BLHWC)
@@ -452,13 +444,6 @@ class Diffusers(Teacher):
             for array in (self._shift, self._scale)
         )
         return shift, scale
-
-    def _pick(self, distribution: Any) -> Any:
-        if self._seed is None:
-            return distribution.mode()
-        # The same noise for each clip, so that latents depend on the clip, not on its position.
-        generator = self._torch.Generator(self._device).manual_seed(self._seed)
-        return distribution.sample(generator)
 
 
 def _sizes(kind: _Kind, model: Any) -> tuple[int, int, int]:

@@ -59,16 +59,14 @@ class Weights:
 
 
 def load(
-    source: Path,
-    guess: Callable[[], str | None] = lambda: None,
-    check: Callable[[Any], None] = lambda model: None,
+    source: Path, usual: str = "", check: Callable[[Any], None] = lambda model: None
 ) -> Weights:
     """Loads the parameters of a model and its config.
 
     Args:
         source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
             folder, or a weights file.
-        guess: returns the short name of the model to assume for a file without a config, or None.
+        usual: short name of the model to assume for a file without a config; "" for none.
     """
     check_there(source)
     if huggingface.is_model_folder(source):
@@ -85,7 +83,7 @@ def load(
     if ABOUT in about:
         model = from_file.model_config(record.parse(about[ABOUT], str(source)), str(source))
     else:
-        kind = from_file.recognized(tensors) or from_file.config_class(guess() or "")
+        kind = from_file.recognized(tensors) or from_file.config_class(usual)
         if kind is None or not kind.tiny().has_weights:
             raise InputError(
                 f"{source} has no model config: convert it with {invocation.program()} import "

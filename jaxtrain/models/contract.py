@@ -119,8 +119,6 @@ class ModelConfig(bounds.Section):
     """The model's name in the config.json of transformers; None if it has no such model."""
     diffusers_class: ClassVar[str | None] = None
     """The model's class in the config.json of diffusers; None if it has no such model."""
-    guessable: ClassVar[bool] = True
-    """Whether weights without a config may be this model's (:meth:`guess`)."""
     gpu_options: ClassVar[Mapping[str, str | bool]] = MappingProxyType({})
     """XLA's options for a training step on GPUs."""
     not_in_weights: ClassVar[tuple[tuple[str, str], ...]] = ()

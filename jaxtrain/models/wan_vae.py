@@ -117,7 +117,6 @@ class Config(ReconstructionConfig):
     in_weights = ("version", "latent_channels", "encoder_width", "decoder_width")
     not_in_weights = (("latents_mean", "mean"), ("latents_std", "deviation"))
     diffusers_class = network.CLASS
-    guessable = False
 
     frames: Frames
     """Frames per clip: 4 n + 1."""

@@ -331,6 +331,11 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         return content
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON, as :func:`write_whole` does."""
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
 def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
     """Reads a JSON object from an untrusted regular file.
 

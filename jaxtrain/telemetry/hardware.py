@@ -175,7 +175,7 @@ class Gpus:
 
     Args:
         environment: ``os.environ``. CUDA_VISIBLE_DEVICES selects the GPUs that CUDA sees.
-        ordinals: indices of this process's GPUs among those that CUDA sees; None for all.
+        ordinals: indices of this process's GPUs among those that CUDA sees.
 
     Raises:
         pynvml.NVMLError: NVML is not installed or does not respond.
@@ -184,8 +184,8 @@ class Gpus:
     def __init__(
         self,
         environment: Mapping[str, str],
-        ordinals: Sequence[int] | None = None,
-        nvml: Any = pynvml,
+        ordinals: Sequence[int],
+        nvml: Any,
     ) -> None:
         self._nvml = nvml
         nvml.nvmlInit()
@@ -196,9 +196,7 @@ class Gpus:
             nvml.nvmlShutdown()
             raise
         visible_gpus = [gpus[i] for i in visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)]
-        if ordinals is None:
-            self._handles = visible_gpus
-        elif all(ordinal < len(visible_gpus) for ordinal in ordinals):
+        if all(ordinal < len(visible_gpus) for ordinal in ordinals):
             self._handles = [visible_gpus[ordinal] for ordinal in ordinals]
         else:  # do not measure the GPUs of other processes
             self._handles = []

@@ -20,19 +20,14 @@ LOG = "log.txt"  # of process 0
 METRICS = "metrics.jsonl"
 
 
-def log_name(process: int) -> str:
-    """Returns the name of a process's log in the run directory."""
-    return LOG if process == 0 else f"log.{process}.txt"
-
-
 class LogFile:
     """Writes every message with the UTC time to ``log.txt``, or ``log.<process>.txt``."""
 
     takes = (Message,)
 
     def __init__(self, directory: Path, process: int) -> None:
-        self._file = Appended(directory / log_name(process))
-        self.name = self._file.path.name
+        self.name = LOG if process == 0 else f"log.{process}.txt"
+        self._file = Appended(directory / self.name)
 
     def handle(self, event: Message) -> None:
         """Appends a message."""

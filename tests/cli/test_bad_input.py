@@ -62,9 +62,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_autoencoder.save(tmp_path_factory.mktemp("weights") / "small.safetensors")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def arguments(command: str, weights: Path, video: Path, out: Path) -> list[Any]:

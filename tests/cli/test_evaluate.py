@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +11,6 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli.cluster_here import ClusterHere
 from data.video import sample_videos
 from models.reconstruction import lpips_weights
 from models.video_ae import small_autoencoder
@@ -20,19 +18,16 @@ from PIL import Image
 
 from jaxtrain import main
 from jaxtrain.cli import command_line, evaluate
-from jaxtrain.errors import InputError
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference.evaluation import evaluation_clips, i3d, protocols
 from jaxtrain.interop import weights
-from jaxtrain.jobs import engines
 from jaxtrain.models.reconstruction import quality
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
 SIZE = ["--frames", "8", "--height", "16", "--width", "24"]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +149,7 @@ def test_a_student_and_its_teacher(
     assert len(found["clips"][0]["alone"]) == 2
     for arguments, message in (
         ([student, teacher, *common], "2 models given; pass one student"),
-        ([student, *common, "--engine", "ray"], "--engine ray does not work with --teacher"),
+        ([student, *common, "--i3d", "i3d.pt"], "--i3d i3d.pt does not work with --teacher"),
         ([student, *common[:-2], "--report", page], "requires --teacher"),
         ([student, *common[:-1], tmp_path / "gone"], "gone: no such file or folder; pass a"),
         ([place / "2.safetensors", *common, "--frames", 8], "use --frames 9"),
@@ -256,12 +251,7 @@ def test_lpips_that_cannot_be_measured_is_refused(
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos of 20 and 40 numbered frames at 25 and 60 frames per second, and a short one."""
-    folder = tmp_path_factory.mktemp("films")
-    sample_videos.write(folder / "a.mp4", 20, fps=25)
-    sample_videos.write(folder / "b.mp4", 40, fps=60)
-    sample_videos.write(folder / "c.mp4", 5, fps=25)
-    return folder
+    return sample_videos.films(tmp_path_factory.mktemp("films"))
 
 
 @pytest.mark.slow
@@ -292,57 +282,17 @@ def test_a_protocol_prints_the_published_results_and_rfvd(
     assert found["protocol"]["fps"] == 30
 
 
-def on(
-    cluster: ClusterHere, monkeypatch: pytest.MonkeyPatch, place: Path, videos: Path, *flags: Any
-) -> int:
-    monkeypatch.setattr(engines, "Ray", lambda *_: cluster)
-    arguments = (place / "0.safetensors", "--data", videos, *SIZE, *flags)
-    return run(*arguments, "--engine", "ray")
-
-
-def test_a_cluster_measures_the_same(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_readable_clip_there_is_no_result(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also in the last bit, although its clips finish in another order."""
-    monkeypatch.setattr(
-        i3d, "measure", lambda path: lambda video: video.mean((1, 2)).reshape(len(video), -1)
-    )
-    monkeypatch.chdir(tmp_path)
-    Path("i3d.pt").touch()
-    videos = shutil.copytree(place / "videos", tmp_path / "videos")
-    sample_videos.garble(sample_videos.write(videos / "garbled.mp4", sample_videos.busy(30)))
-    flags = ("--clips", 10, "--i3d", "i3d.pt", "--json")
-    assert run(place / "0.safetensors", "--data", videos, *SIZE, *flags, "alone.json") == 0
-    assert (printed := capsys.readouterr().out).count("garbled.mp4") == 1
-    cluster = ClusterHere()
-    assert on(cluster, monkeypatch, place, videos, *flags, "cluster.json") == 0
-    assert capsys.readouterr().out.count("garbled.mp4") == 1
-    assert Path("cluster.json").read_bytes() == Path("alone.json").read_bytes()
-    assert "measured on 4 videos (10 clips" in printed
-    assert json.loads(Path("alone.json").read_bytes())["rfvd"][0] > 0
-    assert len(cluster.items) == 10
-    with pytest.raises(InputError, match=r"--ray-gpus 2\.0 requires --engine ray"):
-        command_line.run(
-            "evaluate", [str(place / "0.safetensors"), "--data", str(videos), "--ray-gpus", "2"]
-        )
+    def gone(clip: evaluation_clips.Clip) -> np.ndarray:
+        raise BadExample(clip.frame_range.path, "No such file or directory")
 
-
-def test_a_clip_that_kills_its_worker_or_is_gone_costs_only_itself(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    videos = shutil.copytree(place / "videos", tmp_path / "videos")
-
-    def kills(numbered: tuple[int, evaluation_clips.Clip]) -> bool:
-        (videos / "0.mp4").unlink(missing_ok=True)
-        return numbered[1].frame_range.name == "2.mp4"
-
-    assert on(ClusterHere(kills), monkeypatch, place, videos) == 0
-    printed = capsys.readouterr().out
-    assert f"skipped: {videos}/2.mp4: kills the worker that processes it" in printed
-    assert f"skipped: {videos}/0.mp4: No such file or directory" in printed
-    assert "measured on 2 videos (2 clips" in printed
-    assert on(ClusterHere(lambda numbered: True), monkeypatch, place, videos) == 2
-    assert "none of the clips can be read; see the messages above" in capsys.readouterr().err
+    monkeypatch.setattr(evaluation_clips.Clip, "read", gone)
+    assert run(place / "0.safetensors", "--data", place / "videos", *SIZE) == 2
+    printed = capsys.readouterr()
+    assert f"skipped: {place}/videos/0.mp4: No such file or directory" in printed.out
+    assert "none of the clips can be read; see the messages above" in printed.err
 
 
 def test_a_wrong_source_or_text_is_one_line(

@@ -418,7 +418,10 @@ def test_blimp_sums_the_costs_of_each_sentence(
     right = float(found[0] > found[1])
     assert (content["accuracy"], content["max_examples"]) == (right, 1)
     assert re.search(rf"^mean +1 +1 +{right:.4f} +0\.612 +0\.698 +0\.696 +0\.830$", out, re.M)
-    assert jaxtrain.load_model(source).evaluate(tmp_path / "blimp").accuracy == right
+    loaded = jaxtrain.load_model(source)
+    assert loaded.evaluate(tmp_path / "blimp").accuracy == right
+    with pytest.raises(InputError, match=r"^max_tokens 5: data .*blimp has the pairs of BLiMP"):
+        loaded.evaluate(tmp_path / "blimp", max_tokens=5)
     assert run(*asked, "--max-tokens", 5) == 2
     assert "blimp has the pairs of BLiMP; omit the flag" in capsys.readouterr().err
 

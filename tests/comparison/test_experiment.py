@@ -395,14 +395,14 @@ def test_the_verdict_follows_the_direction_of_the_metric(mode: Any, verdict: str
 def test_a_practical_difference_wins_over_a_certain_one() -> None:
     """With shared seeds, small and consistent differences are the usual case."""
     given = pairs(*[0.0009, 0.001, 0.0011, 0.0012, 0.0013] * 2)
-    assert experiment.judge(given, "val/psnr", "max", None).verdict == "better"
+    assert experiment.judge(given, "val/psnr", None).verdict == "better"
     assert experiment.judge(given, "val/psnr", "max", 0.01).verdict == "equivalent"
 
 
 def test_the_printed_center_is_in_the_interval_and_skewed_differences_are_warned_of() -> None:
     """A side that collapses in one of ten runs: its mean is worse, and its center better."""
     given = pairs(*[0.1, 0.11, 0.12, 0.1, 0.11, 0.12, 0.1, 0.11, 0.12, -9.0])
-    answer = experiment.judge(given, "val/psnr", "max", None)
+    answer = experiment.judge(given, "val/psnr", None)
     interval = answer.interval
     assert interval.mean < 0 < interval.low <= interval.center <= interval.high
     assert f"b - a: {interval.center:+.4g} (95%" in experiment.summary(answer)
@@ -442,24 +442,22 @@ def test_runs_that_exist_are_compared(tmp_path: Path) -> None:
         )
         for seed in range(7)
     ]
-    answer = experiment.of_existing(given, None, None, None)
+    answer = experiment.of_existing(given, None, None)
     assert (answer.metric, answer.mode, answer.verdict) == ("val/loss", "min", "better")
     with pytest.raises(InputError, match="do not form a pair: their seeds are 0 and 1"):
-        experiment.of_existing([(given[0][0], given[1][1])], None, None, None)
+        experiment.of_existing([(given[0][0], given[1][1])], None, None)
     with pytest.raises(InputError, match=r"has no val/psnr: choose --metric from .*val/loss"):
-        experiment.of_existing(given, "val/psnr", "max", None)
+        experiment.of_existing(given, "val/psnr", None)
     with pytest.raises(
         InputError, match="has seed 0, as a pair before it, and a repeated run adds"
     ):
-        experiment.of_existing([given[0], given[0]], None, None, None)
+        experiment.of_existing([given[0], given[0]], None, None)
     other = existing(tmp_path, "longer", 9, 1.0, batch_size=64)
     with pytest.raises(InputError, match=r"not of the same config .* side b \(.*data.batch_size"):
-        experiment.of_existing(
-            [given[0], (existing(tmp_path, "a9", 9, 2.0), other)], None, None, None
-        )
+        experiment.of_existing([given[0], (existing(tmp_path, "a9", 9, 2.0), other)], None, None)
     unfinished = existing(tmp_path, "c", 0, 1.0, done=False)
     with pytest.raises(InputError, match="this run is not done"):
-        experiment.of_existing([(given[0][0], unfinished)], None, None, None)
+        experiment.of_existing([(given[0][0], unfinished)], None, None)
 
 
 def test_speeds_do_not_count_as_a_difference_and_one_bit_does(tmp_path: Path) -> None:

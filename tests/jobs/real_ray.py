@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,25 +171,3 @@ def test_an_item_that_kills_its_worker_costs_only_itself(
     outcome = resumable.run(items, upper, out, {}, engine=engine, say=print)
     assert (outcome.made, outcome.failed) == (7, {"3.txt": resumable.KILLS})
     assert {path.stem for path in out.glob("*.up")} == set("0124567")
-
-
-@pytest.mark.timeout(400)
-def test_a_model_is_measured_as_by_one_process(
-    short: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node is killed meanwhile; the results are the same in the last bit."""
-    source = (short / "weights.safetensors", "--data", short / "videos", "--frames", 16)
-    source += ("--height", 32, "--width", 32)
-    made = {}
-    for name in ("alone", "cluster"):
-        monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / name))
-        out = tmp_path / f"{name}.json"
-        process = run("evaluate", *source, "--json", out, *(on(cluster) if made else ()))
-        if made:
-            time.sleep(20)  # a measurement leaves no file by which its progress could be seen
-            kill_a_node(cluster, lambda: 0, 0, SHORT)
-        said = output(process)
-        assert "broken.mp4" in said
-        assert f"measured on {SHORT} videos" in said
-        made[name] = out.read_bytes()
-    assert made["cluster"] == made["alone"]

@@ -1,4 +1,4 @@
-"""Random parameters of models, and runs with a checkpoint of them."""
+"""Random parameters of models, comparisons of trees, and runs with a checkpoint of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +20,10 @@ def random_params(model: Any, scale: float = 0.3, seed: int = 0) -> dict[str, np
         name: rng.normal(0, scale, leaf.shape).astype(np.float32)
         for name, leaf in ModelDefinition(model.build).params.items()
     }
+
+
+def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
 def write_run(

@@ -212,7 +212,7 @@ def test_one_file_of_arrays(kind: str, folder: Path) -> None:
     path = folder / "model.safetensors"
     if kind == "llama":
         with pytest.raises(InputError, match=r"sizes of the model do not follow"):
-            weights.load(path, lambda: "llama")
+            weights.load(path, "llama")
     else:
-        model = weights.load(path, lambda: "gpt").model
+        model = weights.load(path, "gpt").model
         assert (model.depth, model.hidden, model.query_heads) == (2, 16, 1)

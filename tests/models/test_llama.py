@@ -11,6 +11,7 @@ import pytest
 from checkpoint.small_state import found_momentum
 from flax import nnx
 from models.small_causal import batch, rows_of
+from models.small_params import assert_same
 from training import toy
 
 from jaxtrain import config
@@ -50,10 +51,6 @@ def evaluate(graph_and_params: tuple[Any, Any]) -> Function:
     graph, params = graph_and_params
     run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
     return lambda b: run(params, b)
-
-
-def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
 def test_the_parameter_count_of_the_medium_model() -> None:

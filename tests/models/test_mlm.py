@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from models.small_masked import batch, stirred
+from models.small_params import assert_same
 from training import toy
 
 from jaxtrain import config
@@ -51,10 +52,6 @@ def encode(graph_and_params: tuple[Any, Any]) -> Any:
     graph, params = graph_and_params
     run = jax.jit(lambda p, tokens: nnx.merge(graph, p).hidden_states(tokens))
     return lambda tokens: run(params, tokens)
-
-
-def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from program import free_port
+
 BUCKET = "bucket"
 SECRET = "not-to-be-recorded"
 KEYS = {
@@ -42,13 +44,6 @@ _ERRORS = {
     "AccessDenied": 403,
     "TooManyRequests": 429,
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -28,8 +28,8 @@ def no_nvml() -> Nvml:
 A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
 
 
-def utilizations(nvml: Any, visible: str | None, ordinals: list[int] | None = None) -> list[float]:
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+def utilizations(nvml: Any, visible: str, ordinals: list[int]) -> list[float]:
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
     readings = hardware.Gpus(environment, ordinals, nvml).read()
     return readings.get("train/gpu_utilization", [])
 
@@ -75,18 +75,18 @@ def test_the_version_comes_from_the_kernel_without_nvml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("visible", "found"),
     [
-        (None, [0.8, 0.9, 1.0]),
-        ("2,0", [1.0, 0.8]),
-        ("GPU-cccc-3, 1", [1.0, 0.9]),
-        ("GPU-aab", [0.9]),  # a unique prefix
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        ("GPU-cccc-3, 1", [2, 1]),
+        ("GPU-aab", [1]),  # a unique prefix
         ("GPU-aa", []),  # an ambiguous prefix
-        ("0,-1,2", [0.8]),  # CUDA stops there
+        ("0,-1,2", [0]),  # CUDA stops there
         ("7", []),
         ("", []),
     ],
 )
-def test_the_gpus_that_cuda_sees(visible: str | None, found: list[float]) -> None:
-    assert utilizations(Nvml(A, B, C), visible) == found
+def test_the_gpus_that_cuda_sees(visible: str | None, found: list[int]) -> None:
+    assert hardware.visible(visible, ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]) == found
 
 
 def test_only_the_gpus_of_this_process_are_read() -> None:

@@ -1,14 +1,11 @@
 """A video run whose losses begin later: it is killed before, resumes, and gives the same result."""
 
-import os
-import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from data.video import sample_videos
 from models.reconstruction import lpips_weights
-from program import arrays, losses, records, started, train, wait_for
+from program import kill_and_resume, losses, records, train
 
 pytestmark = pytest.mark.long
 
@@ -56,18 +53,7 @@ def test_losses_begin_at_their_steps(place: Path) -> None:
 
 
 def test_a_run_that_is_killed_before_resumes_bit_for_bit(place: Path) -> None:
-    arguments = (*STAGES, "--output-dir", "killed", "--resume", "latest")
-    process = started(place, *arguments)
-    wait_for((place / "killed/checkpoints/4.json").exists, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    text = train(place, *arguments)
-    assert "examples seen" in text
-    assert losses(place / "killed") == losses(place / "straight")
-    straight, killed = arrays(place / "straight"), arrays(place / "killed")
-    assert straight.keys() == killed.keys()
-    for name, array in straight.items():
-        np.testing.assert_array_equal(array, killed[name], err_msg=name)
+    kill_and_resume(place, *STAGES)
 
 
 def test_a_resumed_run_ends_with_larger_crops(place: Path) -> None:

@@ -1,7 +1,5 @@
 """A video run with all losses: it is killed, resumes, and gives the same result."""
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from data.video import sample_videos
 from models.reconstruction import lpips_weights
 from models.video_ae import small_autoencoder
-from program import arrays, losses, records, started, train, wait_for
+from program import arrays, kill_and_resume, records, train
 
 from jaxtrain.interop import weights
 
@@ -90,19 +88,8 @@ def test_losses_begin_at_known_values_and_fall(place: Path) -> None:
 
 def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
     """This includes replay, batch norms, the EMA and the discriminator's optimizer."""
-    arguments = (*LOSSES, "--output-dir", "killed", "--resume", "latest")
-    process = started(place, *arguments)
-    wait_for((place / "killed/checkpoints/4.json").exists, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    text = train(place, *arguments)
-    assert "examples seen" in text
-    assert losses(place / "killed") == losses(place / "straight")
-    straight, killed = arrays(place / "straight"), arrays(place / "killed")
+    straight = kill_and_resume(place, *LOSSES)
     assert {"params", "extras", "opt"} <= {name.partition(".")[0] for name in straight}
-    assert straight.keys() == killed.keys()
-    for name, array in straight.items():
-        np.testing.assert_array_equal(array, killed[name], err_msg=name)
 
 
 def test_export_and_evaluate_read_its_checkpoints(place: Path) -> None:

@@ -1,6 +1,6 @@
 """A student of FLUX.2's tiny autoencoder (TAEF2): `demo`'s network, frame by frame, 32 channels.
 
-Its decoder learns to decode the latents of 900 fixed windows of 14 videos, its encoder to make them.
+Its decoder learns the latents of 900 fixed windows of 14 videos, and its encoder to make them.
 """
 
 from jaxtrain import config

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import json
 import os
 
 from jaxtrain import config, machine, terminal
@@ -15,17 +14,12 @@ from jaxtrain.storage import atomic
 
 def main(flags: commands.PrepareLatents) -> int:
     """Runs the command and returns its exit code."""
-    atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, flags.overrides)
     if run.model.latent_shape is None:
         raise InputError(
             f"--config {flags.config} has a model that learns from no latents: use a config of the "
             "small video autoencoder, such as taew2_2_h100_1"
         )
-    return _prepare(run, flags)
-
-
-def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
     import jax
 
     cluster, part = job_flags.cluster(flags), job_flags.part(flags)
@@ -40,12 +34,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
             raise InputError(files.absent(flag, path))
     say = terminal.say
     process_group.check_accelerator(os.environ)  # also for a PyTorch teacher
-    load = functools.partial(
-        teachers.load,
-        flags.teacher,
-        scaling=flags.teacher_scaling,
-        sample_seed=flags.teacher_sample,
-    )
+    load = functools.partial(teachers.load, flags.teacher, scaling=flags.teacher_scaling)
     teacher = load(say=say)
     teacher.check(f"--teacher {flags.teacher}", run.model, run.model.frames, "--model.frames")
     data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
@@ -97,7 +86,7 @@ def _prepare(run: config.Run, flags: commands.PrepareLatents) -> int:
             "teacher": teacher.name,
             "folder": folders[0],
         }
-        atomic.write_whole(flags.json, json.dumps(result, indent=1) + "\n")
+        atomic.write_json(flags.json, result)
     # If a few windows lack latents, a repetition would not help.
     return int(bool(failed) or (lacking > 0 and not windows))
 

@@ -1,7 +1,6 @@
 """``jaxtrain prepare tokens``: prepares the examples of a text config."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.cli import command_line, commands, job_flags
@@ -11,28 +10,9 @@ from jaxtrain.storage import atomic
 
 def main(flags: commands.PrepareTokens) -> int:
     """Runs the command and returns its exit code."""
-    _check_present(flags.config, flags.overrides)
     run = config.load(flags.config, flags.overrides)
-    atomic.check_writable("--json", flags.json)
     with command_line.resumable("parts"):
         return _prepare(run, flags, terminal.say)
-
-
-def _check_present(name: str, arguments: Sequence[str]) -> None:
-    """Refuses ``--data.path`` that does not exist before a config imports jax for its model.
-
-    A run checks the same and more, after that.
-    """
-    from jaxtrain.config import files, overrides
-    from jaxtrain.data.text import documents, hub_datasets
-
-    files.find(name)
-    path = dict(overrides.grouped(arguments)).get("data.path", ())
-    for value in path:
-        if value == "None":
-            continue
-        if not hub_datasets.is_named(value) and documents.is_absent(value):
-            raise InputError(documents.absent("--data.path", value))
 
 
 def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str], None]) -> int:
@@ -69,6 +49,6 @@ def _prepare(run: config.Run, flags: commands.PrepareTokens, say: Callable[[str]
                 for split, source in (("train", sources.train), ("val", sources.val))
             },
         }
-        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        atomic.write_json(flags.json, content)
         say(f"wrote {flags.json}")
     return 1 if sources.bad else 0

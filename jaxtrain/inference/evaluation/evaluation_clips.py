@@ -43,11 +43,6 @@ class FrameRange:
     look: Look
     is_piece: bool = False
 
-    @property
-    def file(self) -> str:
-        """Returns the file on disk."""
-        return self.path if self.span is None else self.span.file
-
     def read(self, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
         """Decodes frames with ascending numbers: the largest center crop, uint8 [T, H, W, 3].
 

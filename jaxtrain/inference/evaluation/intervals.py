@@ -71,7 +71,10 @@ def difference(first: Values, second: Values) -> Difference:
         p = 1.0 if gap.mean == 0 else 0.0
         return Difference(gap, p, signs_test(gaps))
     t = abs(gap.mean) / (gap.std / math.sqrt(gap.count))
-    return Difference(gap, _student_beyond(t, gap.count - 1), signs_test(gaps))
+    from scipy import special  # imported here: other commands do not need it
+
+    beyond = float(2 * special.stdtr(gap.count - 1, -t))  # the probability that |T| > t
+    return Difference(gap, beyond, signs_test(gaps))
 
 
 def signs_test(gaps: np.ndarray) -> float:
@@ -95,13 +98,6 @@ def signs_test(gaps: np.ndarray) -> float:
 
 def student_quantile(share: float, freedom: int) -> float:
     """Quantile of Student's t distribution; ``share`` is the probability below it."""
-    from scipy import special  # imported here: other commands do not need it
-
-    return float(special.stdtrit(freedom, share))
-
-
-def _student_beyond(t: float, freedom: int) -> float:
-    """Returns the probability that |T| > t."""
     from scipy import special
 
-    return float(2 * special.stdtr(freedom, -t))
+    return float(special.stdtrit(freedom, share))

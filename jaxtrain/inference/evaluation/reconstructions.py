@@ -4,11 +4,8 @@ Shapes: B clips, T frames, H height, W width.
 """
 
 import dataclasses
-import errno
 import functools
 import math
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain.config import Precision
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.inference.evaluation import frechet, i3d, intervals
 from jaxtrain.inference.evaluation.evaluation_clips import Clip
 from jaxtrain.inference.evaluation.intervals import Difference, Estimate
-from jaxtrain.inference.load import TrainedModel
 from jaxtrain.inference.video.autoencoder import Autoencoder
-from jaxtrain.jobs import engines, resumable
+from jaxtrain.jobs import engines
 from jaxtrain.models.reconstruction import lpips, quality, samples
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
@@ -46,9 +41,6 @@ LIMITS = {
     **dict.fromkeys(("lpips", "flicker_ratio", "static_flicker"), (0.0, math.inf)),
 }
 """The smallest and the largest possible value of measures that have one."""
-Features = Callable[[jax.Array], jax.Array]
-"""Videos, float32 [B, T, H, W, 3] in [0, 1] -> [B, K]."""
-
 _FEATURES = "features"
 _ALWAYS_A_NUMBER = "psnr"  # others are NaN for some clips, such as the flicker of a still image
 _READ_AHEAD = 2
@@ -105,7 +97,7 @@ class Meter:
         frames: int,
         height: int,
         width: int,
-        features: Features | None = None,
+        features: i3d.Features | None = None,
     ) -> None:
         for model in models:
             factor = model.model.space_factor
@@ -129,62 +121,32 @@ class Meter:
             measures = {**measures, _FEATURES: functools.partial(_of_both, features)}
         self._programs = [_program(model, measures, self.compared) for model in models]
         self._features: list[list[np.ndarray]] = [[] for _ in models]  # of each clip, [2, K]
-        self._guard = threading.Lock()
 
     def measure(
         self,
         clips: Sequence[Clip],
         say: Callable[[str], None],
         each_clip: Callable[[], None] = lambda: None,
-        cluster: tuple[engines.Ray, "MeterConfig"] | None = None,
     ) -> list[ClipMetrics]:
         """Measures each clip; reports and skips unreadable ones.
 
         Args:
             say: receives a line for each clip that is skipped.
             each_clip: called for each measured clip, in any order.
-            cluster: runs the work instead of this machine, and what this meter was built from: its
-                workers build the same.
-
-        Raises:
-            RunAgain: the cluster failed.
         """
-        engine: engines.Engine = engines.Threads(_READ_AHEAD)
-        begin: engines.Begin[_Numbered, Result | BadExample] = self._begin
-        if cluster is not None:
-            engine, config = cluster
-            trained = [model.trained for model in self.models]
-            begin = functools.partial(_begin, config.absolute(), trained)
         # Results are combined in the order of the clips, because sums depend on the order.
         results: dict[int, Result] = {}
-        for (number, clip), result in engine.map(begin, enumerate(clips)):
-            if isinstance(result, Result):
-                results[number] = result
+        reading = engines.Threads(_READ_AHEAD).map(lambda worker: _read, enumerate(clips))
+        for (number, clip), video in reading:
+            if isinstance(video, np.ndarray):
+                results[number] = self.result_of(clip, video)
                 each_clip()
-                continue
-            bad = result or BadExample(clip.frame_range.path, resumable.KILLS)
-            if bad.reason == os.strerror(errno.ENOENT) and os.path.exists(clip.frame_range.file):
-                raise InputError(
-                    f"{clip.frame_range.file} does not exist on a node of the Ray cluster: use a "
-                    "folder that all nodes share under the same path"
-                )
-            say(f"skipped: {bad}")
+            else:
+                say(f"skipped: {video}")
         for number in sorted(results):
             for of_model, features in zip(self._features, results[number].features, strict=False):
                 of_model.append(features)
         return [results[number].measured for number in sorted(results)]
-
-    def _begin(self, worker: engines.Worker) -> Callable[["_Numbered"], "Result | BadExample"]:
-        return self._measured
-
-    def _measured(self, numbered: "_Numbered") -> "Result | BadExample":
-        _, clip = numbered
-        try:
-            video = clip.read()
-        except BadExample as bad:
-            return bad
-        with self._guard:  # clips are read at once, and measured one by one
-            return self.result_of(clip, video)
 
     def result_of(self, clip: Clip, video: np.ndarray) -> Result:
         """Measures one clip with these pixels, uint8 [T, H, W, 3]."""
@@ -245,48 +207,19 @@ def defined(columns: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], .
     return tuple({name: column[name] for name in names} for column in columns)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeterConfig:
-    """What a meter measures; can be pickled.
-
-    Attributes:
-        frames, height, width: size of a clip.
-        lpips: file with the weights for LPIPS; see :func:`lpips.measure`.
-        i3d: file with the weights for rFVD; see :func:`i3d.measure`.
-    """
-
-    precision: Precision
-    frames: int
-    height: int
-    width: int
-    lpips: Path | None = None
-    i3d: Path | None = None
-
-    def absolute(self) -> "MeterConfig":
-        """Returns the same for processes with other working directories."""
-        lpips, i3d = (path and path.absolute() for path in (self.lpips, self.i3d))
-        return dataclasses.replace(self, lpips=lpips, i3d=i3d)
-
-    def build(self, sources: Sequence[Path | TrainedModel]) -> Meter:
-        """Loads the models and the networks that measure."""
-        return Meter(
-            [Autoencoder(source, self.precision, command="evaluate") for source in sources],
-            self.measures(),
-            frames=self.frames,
-            height=self.height,
-            width=self.width,
-            features=None if self.i3d is None else i3d.measure(self.i3d),
-        )
-
-    def measures(self) -> dict[str, Measure]:
-        """Returns the standard measures, and LPIPS if its weights are given."""
-        if not self.lpips:
-            return MEASURES
-        network, distance = lpips.measure(self.lpips)
-        return {**MEASURES, f"lpips/{network}": distance}
+def measures(lpips_weights: Path | None) -> dict[str, Measure]:
+    """Returns the standard measures, and LPIPS if its weights are given."""
+    if lpips_weights is None:
+        return MEASURES
+    network, distance = lpips.measure(lpips_weights)
+    return {**MEASURES, f"lpips/{network}": distance}
 
 
-_Numbered = tuple[int, Clip]
+def _read(numbered: tuple[int, Clip]) -> np.ndarray | BadExample:
+    try:
+        return numbered[1].read()
+    except BadExample as bad:
+        return bad
 
 
 class Drawn(NamedTuple):
@@ -302,12 +235,6 @@ class Drawn(NamedTuple):
     place: float
     image: np.ndarray
     rows: tuple[str, ...]
-
-
-def _begin(
-    config: MeterConfig, trained: Sequence[TrainedModel], worker: engines.Worker
-) -> Callable[[_Numbered], Result | BadExample]:
-    return config.build(trained)._begin(worker)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -401,6 +328,6 @@ def _reconstructed(
     return target, jnp.clip(decoded, 0, 1)
 
 
-def _of_both(features: Features, video: jax.Array, other: jax.Array) -> jax.Array:
+def _of_both(features: i3d.Features, video: jax.Array, other: jax.Array) -> jax.Array:
     """Returns the features of the originals and of the reconstructions, [2, B, K]."""
     return jnp.stack([features(video), features(other)])

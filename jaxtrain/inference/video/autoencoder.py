@@ -79,10 +79,6 @@ class Autoencoder:
         other.module = self.trained.definition.module(arrays, {})
         return other
 
-    def devices(self) -> list[jax.Device]:
-        """Returns all devices of this process."""
-        return jax.local_devices()
-
     def digest(self) -> str:
         """Returns a checksum of the parameters and the model's config."""
         digest = hashlib.sha256(json.dumps(to_dict(self.model), sort_keys=True).encode())
@@ -96,16 +92,13 @@ class Autoencoder:
         factor = self.model.space_factor
         return Padding(-height % factor, -width % factor)
 
-    def _put(self, array: Any) -> jax.Array:
-        return jnp.asarray(array) if self._device is None else jax.device_put(array, self._device)
-
     def encoded(self, images: Iterable[np.ndarray]) -> Iterator[jax.Array]:
         """Encodes images uint8 [H, W, 3] of one size to latents [h, w, C], on the device."""
         stream = streaming.EncoderStream(self.module)
         frames, last = 0, None
         for pixels in images:
             padded = self.padding(*pixels.shape[:2])(pixels)
-            last = self._put(padded)[None].astype(jnp.float32) / 255
+            last = jax.device_put(padded, self._device)[None].astype(jnp.float32) / 255
             frames += 1
             latent = stream.push(last)
             if latent is not None:
@@ -132,9 +125,8 @@ class Autoencoder:
         stream = streaming.DecoderStream(self.module, count)
         pending: collections.deque[jax.Array] = collections.deque()
         for latent in latents:
-            pending.append(
-                _images(stream.push(self._put(latent)[None]), height=height, width=width)
-            )
+            placed = jax.device_put(latent, self._device)
+            pending.append(_images(stream.push(placed[None]), height=height, width=width))
             if len(pending) > _AHEAD:
                 yield from np.asarray(pending.popleft())
         while pending:

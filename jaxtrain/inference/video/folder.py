@@ -70,7 +70,7 @@ def workers_of(
     if cluster is not None:
         begin = functools.partial(_begin, model.trained, model.precision, work, cluster.workers)
         return cluster, begin, f"the Ray cluster {cluster.address}"
-    devices = model.devices()
+    devices = jax.local_devices()
     threads = workers or max(len(devices), machine.threads())
     models = [model.on(device) for device in devices[:threads]]
 
@@ -90,7 +90,7 @@ def _begin(
     worker: engines.Worker,
 ) -> resumable.Make:
     model = Autoencoder(trained, precision)
-    turns = itertools.cycle([model.on(device) for device in model.devices()])
+    turns = itertools.cycle([model.on(device) for device in jax.local_devices()])
     at_once = workers or worker.cpus
     return lambda item, path: _processed(work, next(turns), worker, at_once, item, path)
 

@@ -314,12 +314,11 @@ def _check(model: "Autoencoder", source: LatentFile) -> None:
             "pixels: pass the model that encoded the video"
         )
     timing = model.model.timing
-    if shape[0]:
-        try:
-            timing.check_latents(shape[0])
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
-    if shape[0] == 0 or timing.decoded(shape[0]) < source.frames:
+    try:
+        timing.check_latents(shape[0])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    if timing.decoded(shape[0]) < source.frames:
         raise InputError(
             f"{path} has {shape[0]} latents, too few for {source.frames} frames of "
             f"{model.source} ({timing.rule}): pass the model that encoded the video"

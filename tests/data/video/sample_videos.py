@@ -242,3 +242,11 @@ class Means:
         b, t, h, w, _ = video_BTHW3.shape
         self.batches.append(b)
         return video_BTHW3.reshape(b, 2, t // 2, h // 8, 8, w // 8, 8, 3).mean((2, 4, 6))
+
+
+def films(folder: Path) -> Path:
+    """Writes videos of 20 and 40 numbered frames, 25 and 60 per second, and a short one."""
+    write(folder / "a.mp4", 20, fps=25)
+    write(folder / "b.mp4", 40, fps=60)
+    write(folder / "c.mp4", 5, fps=25)
+    return folder

@@ -18,10 +18,7 @@ from jaxtrain.inference.evaluation import evaluation_clips
 PLAIN: dict[str, Any] = {"flip": False, "min_crop_scale": 1.0}  # no augmentation
 
 
-@pytest.fixture(autouse=True)
-def _numbers_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbered frames differ as much as shots do."""
-    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
+pytestmark = pytest.mark.usefixtures("one_shot")
 
 
 @pytest.fixture(scope="module")

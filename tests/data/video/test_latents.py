@@ -15,7 +15,7 @@ from data.video import sample_videos as sample
 from data.video.sample_videos import Means
 from obstore.store import LocalStore
 
-from jaxtrain.data.video import encode_latents, latents, pieces, sets
+from jaxtrain.data.video import encode_latents, latents, sets
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.jobs import engines, resumable
 from jaxtrain.storage import bucket_folders, cache, disks
@@ -26,10 +26,7 @@ MODEL = sample.model(latent_shape=SHAPE)
 TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "batch_spec": lambda rows: {"latents": None}})
 
 
-@pytest.fixture(autouse=True)
-def _numbers_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbered frames differ as much as shots do."""
-    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
+pytestmark = pytest.mark.usefixtures("one_shot")
 
 
 @pytest.fixture(scope="module")

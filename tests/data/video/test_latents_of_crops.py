@@ -12,7 +12,7 @@ from data.video import sample_videos as sample
 from data.video.sample_videos import Means
 
 from jaxtrain.data import video
-from jaxtrain.data.video import encode_latents, latents, pieces
+from jaxtrain.data.video import encode_latents, latents
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.errors import InputError
 from jaxtrain.jobs import engines
@@ -22,9 +22,7 @@ CROPPED: dict[str, Any] = {"crop": (16, 32), "crops_per_clip": 3}
 STUDENT = video_ae.Config(frames=6, height=64, width=96, latent_channels=3)
 
 
-@pytest.fixture(autouse=True)
-def _images_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
+pytestmark = pytest.mark.usefixtures("one_shot")
 
 
 def _open(path: Path, root: Path, model: Any, **settings: Any) -> Any:

@@ -36,10 +36,7 @@ ONE = engines.Threads(1)
 SMALL = Settings(height=32, width=48, frames=16, min_frames=8, min_side=16, split_at_cuts=False)
 
 
-@pytest.fixture(autouse=True)
-def _numbers_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbered frames differ as much as shots do."""
-    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
+pytestmark = pytest.mark.usefixtures("one_shot")
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,13 @@ import pytest
 from data.video import sample_videos as sample
 
 from jaxtrain.data.video import files as video_files
-from jaxtrain.data.video import pieces, tar_members
+from jaxtrain.data.video import tar_members
 from jaxtrain.errors import InputError
 
 BROKEN = b"no video at all" * 100
 
 
-@pytest.fixture(autouse=True)
-def _numbers_are_one_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbered frames differ as much as shots do."""
-    monkeypatch.setattr(pieces, "_CUT_STEP", 256.0)
+pytestmark = pytest.mark.usefixtures("one_shot")
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,7 @@ FRAMES, HEIGHT, WIDTH = 8, 48, 48
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> teachers.Teacher:
     path = small_autoencoder.save(tmp_path_factory.mktemp("teacher") / "0.safetensors")
-    return teachers.load(
-        str(path), scaling=None, sample_seed=None, say=lambda line: None, command="evaluate"
-    )
+    return teachers.load(str(path), scaling=None, say=lambda line: None, command="evaluate")
 
 
 def measured(
@@ -131,7 +129,7 @@ def test_positions_within_the_frames_of_a_latent() -> None:
 
 def test_taesd_is_a_teacher_of_each_frame(tmp_path: Path) -> None:
     said: list[str] = []
-    settings: Any = {"sample_seed": None, "say": said.append, "command": "evaluate"}
+    settings: Any = {"say": said.append, "command": "evaluate"}
     loaded = teachers.load(str(taesd_weights.write(tmp_path)), scaling=2.0, **settings)
     assert "tiny_encoder.safetensors and tiny_decoder.safetensors" in said[0]
     video = np.random.default_rng(0).random((2, 3, 16, 24, 3), np.float32)

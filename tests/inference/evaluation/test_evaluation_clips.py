@@ -19,10 +19,7 @@ from jaxtrain.inference.evaluation import evaluation_clips
 from jaxtrain.jobs import engines
 from jaxtrain.storage import disks
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def clips_of(videos: Path, count: int | None) -> list[tuple[str, float]]:
@@ -52,12 +49,7 @@ def test_clips_are_spread_evenly(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos of 20 and 40 numbered frames at 25 and 60 frames per second, and a short one."""
-    folder = tmp_path_factory.mktemp("films")
-    sample_videos.write(folder / "a.mp4", 20, fps=25)
-    sample_videos.write(folder / "b.mp4", 40, fps=60)
-    sample_videos.write(folder / "c.mp4", 5, fps=25)
-    return folder
+    return sample_videos.films(tmp_path_factory.mktemp("films"))
 
 
 def numbers_of(films: Path, **how: Any) -> list[tuple[str, list[int]]]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.small_params import assert_same
 from training import toy
 
 from jaxtrain.cost.flops import product_flops
@@ -53,10 +54,6 @@ def jitted(method: str, graph: Any) -> Any:
         return jax.jit(step, compiler_options=COMPILER_OPTIONS)
     options = COMPILER_OPTIONS if method == "evaluate" else None  # the others are differentiated
     return jax.jit(lambda p, b: getattr(nnx.merge(graph, p), method)(b), compiler_options=options)
-
-
-def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
 def influence(function: Any, x: jax.Array, out_frame: int) -> np.ndarray:
