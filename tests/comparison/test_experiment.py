@@ -395,14 +395,14 @@ def test_the_verdict_follows_the_direction_of_the_metric(mode: Any, verdict: str
 def test_a_practical_difference_wins_over_a_certain_one() -> None:
     """With shared seeds, small and consistent differences are the usual case."""
     given = pairs(*[0.0009, 0.001, 0.0011, 0.0012, 0.0013] * 2)
-    assert experiment.judge(given, "val/psnr", None).verdict == "better"
+    assert experiment.judge(given, "val/psnr", "max", None).verdict == "better"
     assert experiment.judge(given, "val/psnr", "max", 0.01).verdict == "equivalent"
 
 
 def test_the_printed_center_is_in_the_interval_and_skewed_differences_are_warned_of() -> None:
     """A side that collapses in one of ten runs: its mean is worse, and its center better."""
     given = pairs(*[0.1, 0.11, 0.12, 0.1, 0.11, 0.12, 0.1, 0.11, 0.12, -9.0])
-    answer = experiment.judge(given, "val/psnr", None)
+    answer = experiment.judge(given, "val/psnr", "max", None)
     interval = answer.interval
     assert interval.mean < 0 < interval.low <= interval.center <= interval.high
     assert f"b - a: {interval.center:+.4g} (95%" in experiment.summary(answer)
