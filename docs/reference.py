@@ -121,8 +121,8 @@ def _help(*words: str) -> str:
 
 
 def config_sections() -> str:
-    """The headings of the fields' page, each with its first line."""
-    sections = re.findall(r"^## (.+)\n\n(.*)$", config_fields(), re.MULTILINE)
+    """The headings of the fields' page, each with its first sentence."""
+    sections = re.findall(r"^## (.+)\n\n(.*?[.])(?:\s|$)", config_fields(), re.MULTILINE)
     return table(("section", "content"), ((f"`{name}`", text) for name, text in sections))
 
 
