@@ -65,7 +65,8 @@ def main() -> int:
         if ran.returncode not in VERDICTS.values():
             return ran.returncode
         found = json.loads((folder / "compare.json").read_text())
-        answer = _answer(shlex.join([*command, *typed]), found | found["answers"][0])
+        found |= found["answers"][0]
+        answer = _answer(recorded([*command, *typed], len(found["pairs"])), found)
         answer["at"] = question.get("at", "steps")
         answers = _answers(study) | {name: answer}  # read again: another study.py may run beside
         in_order = {asked: answers[asked] for asked in questions if asked in answers}
@@ -89,6 +90,22 @@ def _command(question: dict[str, Any]) -> list[str]:
         question.get("at", "steps"),
         *question.get("flags", []),
     ]
+
+
+def recorded(command: list[str], pairs: int) -> str:
+    """Returns a command as the record has it: with the pairs that were run, and no local paths.
+
+    A path is replaced by the last word of its flag, as in ``--data.val_path VAL_PATH``.
+    """
+    words = list(command)
+    if "--pairs" in words:
+        place = words.index("--pairs")
+        del words[place : place + 2]
+    for number, word in enumerate(words):
+        flag = words[number - 1]
+        if flag.startswith("--") and os.path.exists(os.path.expanduser(word)):
+            words[number] = flag.lstrip("-").rpartition(".")[2].upper()
+    return shlex.join([*words, "--pairs", str(pairs)])
 
 
 def _answer(command: str, found: dict[str, Any]) -> dict[str, Any]:

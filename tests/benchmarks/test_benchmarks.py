@@ -17,6 +17,7 @@ import pytest
 import results
 import run_all
 import side_by_side
+import study
 
 from jaxtrain.models import mlm
 from jaxtrain.planning import planner
@@ -214,10 +215,16 @@ def test_the_check_of_fused_attention_compares_a_model(
     assert 0 < fused_attention.model_error(attend, small, 4) < 2e-2
 
 
+def test_a_study_records_a_command_without_local_paths(tmp_path: Path) -> None:
+    typed = ["--data.path", str(tmp_path), "--pairs", "20", "--model.init_from", "None"]
+    command = study.recorded(["compare", "a.py", *typed], pairs=6)
+    assert command == "compare a.py --data.path PATH --model.init_from None --pairs 6"
+
+
 def test_recorded_answers_of_studies_have_complete_commands(checkout: Path) -> None:
     """With the limit of pairs and the data; `benchmarks/study.py` records what was typed."""
     for path in (checkout / "benchmarks" / "studies").glob("*/answers.json"):
         for name, answer in json.loads(path.read_text()).items():
             command = answer["command"]
-            assert f"--pairs {len(answer['pairs'])} " in command, name
+            assert f"--pairs {len(answer['pairs'])} " in f"{command} ", name
             assert "--data.path " in command, name
