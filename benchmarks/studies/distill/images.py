@@ -14,11 +14,11 @@ run = config.named("demo").override(
         "model.teacher": video_ae.Teacher(encoder_weight=1.0, decode=True),
         "data.demo": False,
         "data.windows": "fixed",
-        "loop.steps": 800,
+        "loop.steps": 400,
         "loop.log_every": 40,
-        "loop.eval_every": 400,
+        "loop.eval_every": 200,
         "loop.eval_examples": 32,
-        "checkpoint.every": 400,
+        "checkpoint.every": 200,
         "checkpoint.keep": 1,
     }
 )

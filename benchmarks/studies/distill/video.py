@@ -13,11 +13,11 @@ run = config.named("demo").override(
         "model.init": "random",  # the teacher's latents are not thumbnails
         "model.teacher": video_ae.Teacher(network="wan2.2", encoder_weight=1.0, decode=True),
         "data.demo": False,
-        "loop.steps": 800,
+        "loop.steps": 400,
         "loop.log_every": 40,
-        "loop.eval_every": 400,
+        "loop.eval_every": 200,
         "loop.eval_examples": 32,
-        "checkpoint.every": 400,
+        "checkpoint.every": 200,
         "checkpoint.keep": 1,
     }
 )
