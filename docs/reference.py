@@ -293,6 +293,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "study-video": lambda: study("video"),
     "study-fine-tuning": lambda: study("fine_tuning"),
     "study-encoder": lambda: study("encoder"),
+    "study-distill": lambda: study("distill"),
 }
 # What the site has in place of a marked part.
 ON_THE_SITE = {"commands": command_help, "fields": config_fields}
