@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain import config
-from jaxtrain.config import bounds, record
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal
 from jaxtrain.models.causal_settings import Sizes
@@ -33,7 +32,6 @@ from jaxtrain.ops.init import normal_init, uniform_init
 from jaxtrain.ops.layers import Remat
 
 _ASPECT = 64  # width / depth
-_UNIT_OF_WORDS = 64  # to a multiple of which nanochat pads the vocabulary
 _HEAD = 128  # largest head width
 _ROTARY_BASE = 10_000.0
 _CAP = 15.0
@@ -468,7 +466,7 @@ class Config(causal.CausalConfig):
         try:
             return cls(
                 **extras,
-                vocab_size=_vocabulary(Path(source), vocab),
+                vocab_size=vocab,
                 sequence_length=2048,
                 depth=next(n for n in itertools.count() if keys_of.format(n) not in tensors),
                 width=width,
@@ -477,40 +475,10 @@ class Config(causal.CausalConfig):
         except InputError as error:
             raise InputError(f"{source} does not have weights of this model: {error}") from error
 
-    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """Does the same as in the base class, and cuts the rows that pad nanochat's vocabulary."""
-        padded = _UNIT_OF_WORDS * math.ceil(self.vocab_size / _UNIT_OF_WORDS)
-        names = [NANOCHAT.name(of) for of in ("wte.table", "lm_head.words")]
-        of_words = {*names, *(name for name in tensors if name.startswith("value_embeds."))}
-        cut = {
-            name: tensors[name][: self.vocab_size]
-            for name in of_words & tensors.keys()
-            if tensors[name].shape[:1] == (padded,)
-        }
-        return super().from_weights({**tensors, **cut}, source)
-
     @classmethod
     def tiny(cls) -> "Config":
         """Returns two layers of width 16 with two heads, 16 tokens per sequence, vocabulary 50."""
         return cls(vocab_size=50, sequence_length=16, depth=2, width=16, heads=2)
-
-
-def _vocabulary(source: Path, rows: int) -> int:
-    """Returns the vocabulary size of weights; without nanochat's file about them, their rows.
-
-    nanochat pads the rows to a multiple of 64, and writes `meta_STEP.json` beside `model_STEP.pt`.
-    """
-    about = source.with_name(f"meta_{source.stem.removeprefix('model_')}.json")
-    if not source.stem.startswith("model_") or not about.is_file():
-        return rows
-    described = record.parse(about.read_text(), str(about)).get("model_config")
-    size = described.get("vocab_size") if isinstance(described, Mapping) else None
-    if not isinstance(size, int) or not 0 <= rows - size < _UNIT_OF_WORDS:
-        raise InputError(
-            f"{about}: model_config.vocab_size={size} does not fit {source.name}, which has {rows} "
-            f"rows of tokens: up to {_UNIT_OF_WORDS - 1} rows are padding"
-        )
-    return size
 
 
 class GPT(causal.CausalModel):

@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 from models import small_causal
 from models.small_causal import Nanochat, batch
-from models.small_params import random_params
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
@@ -201,27 +200,3 @@ def test_depths_of_2026_have_heads_of_128_as_in_nanochat() -> None:
     text = " ".join(gpt.Config.of_2026(vocab_size=64, sequence_length=128, depth=13).formulas())
     assert "width 896 (64 x depth, up to a multiple of 128)" in text
     assert gpt.Config(vocab_size=64, sequence_length=128, depth=3).hidden == 192
-
-
-def test_rows_that_pad_a_vocabulary_are_cut(tmp_path: Path) -> None:
-    """nanochat computes with a multiple of 64 tokens, and cuts the logits."""
-    model = dataclasses.replace(gpt.Config.tiny(), vocab_size=100, value_embeddings=True)
-    padded = dataclasses.replace(model, vocab_size=128)
-    params = random_params(padded)
-    tensors = padded.to_weights(params)
-    found = model.from_weights(tensors, "x")
-    for name in ("wte.table", "lm_head.words", "value_embeds.1.table"):
-        np.testing.assert_array_equal(found[name], params[name][:100])
-    with pytest.raises(InputError, match="wte"):
-        dataclasses.replace(model, vocab_size=64).from_weights(tensors, "x")
-
-    source = str(tmp_path / "model_000100.pt")
-    assert gpt.Config.guess(tensors, source).vocab_size == 128
-    about = tmp_path / "meta_000100.json"
-    about.write_text('{"step": 100, "model_config": {"vocab_size": 100}}')
-    assert gpt.Config.guess(tensors, source).vocab_size == 100
-    about.write_text('{"step": 100, "model_config": {"vocab_size": 64}}')
-    with pytest.raises(
-        InputError, match=r"vocab_size=64 does not fit model_000100.pt, .* 128 rows"
-    ):
-        gpt.Config.guess(tensors, source)
