@@ -139,20 +139,18 @@ class Layer(nnx.Module):
     ) -> jax.Array:
         """Maps [B, S, D] to the same shape; queries attend where `attended_BQS` is true."""
         weights_keys, attention_keys, ff_keys = split_keys(keys_B, 3)
-        h_BSD = self.attention_out(self._attend(x_BSD, attended_BQS, weights_keys))
-        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, attention_keys))
-        h_BSD = self.ff_out(gelu(self.ff_in(x_BSD)))
-        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, ff_keys))
-
-    def _attend(
-        self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
-    ) -> jax.Array:
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
-        rate = self.attention_dropout
-        seen_BSNK = attention.attend(q_BSNK, k_BSNK, v_BSNK, attended_BQS, rate=rate, keys_B=keys_B)
-        return seen_BSNK.reshape(b, s, d)
+        seen_BSNK = attention.attend(
+            *(q_BSNK, k_BSNK, v_BSNK, attended_BQS),
+            rate=self.attention_dropout,
+            keys_B=weights_keys,
+        )
+        h_BSD = self.attention_out(seen_BSNK.reshape(b, s, d))
+        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, attention_keys))
+        h_BSD = self.ff_out(gelu(self.ff_in(x_BSD)))
+        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, ff_keys))
 
 
 class MaskedLanguageModel(masked.MaskedModel):

@@ -68,14 +68,12 @@ def remat(function: Function, mode: Remat) -> Function:
     @functools.wraps(function)
     def called(*arguments: Any) -> Any:
         modules = [argument for argument in arguments if isinstance(argument, nnx.Module)]
-        unsharded = modules and not any(map(_reads_shards, modules))
+        unsharded = modules and not any(
+            isinstance(leaf, Gathered) for module in modules for _, leaf in nnx.iter_graph(module)
+        )
         return (function if unsharded else wrapped)(*arguments)
 
     return cast(Function, called)
-
-
-def _reads_shards(module: nnx.Module) -> bool:
-    return any(isinstance(leaf, Gathered) for _, leaf in nnx.iter_graph(module))
 
 
 def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:

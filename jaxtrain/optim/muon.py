@@ -275,19 +275,13 @@ def _distributed(
     sides = [fsdp if number == side else None for number in range(2)]
     split = [PartitionSpec(data, *sides), PartitionSpec(sharding.AXES)]
     specs = [PartitionSpec(None, *sides), *(split if even else [PartitionSpec(fsdp)])]
-    constrained = _constraint(rule)
-    for spec in specs:
-        stack_LMN = constrained(stack_LMN, spec)
+    shardings = [NamedSharding(rule.mesh, spec) for spec in specs]
+    for along in shardings:
+        stack_LMN = jax.lax.with_sharding_constraint(stack_LMN, along)
     result_LMN = method(stack_LMN)
-    for spec in reversed(specs):
-        result_LMN = constrained(result_LMN, spec)
+    for along in reversed(shardings):
+        result_LMN = jax.lax.with_sharding_constraint(result_LMN, along)
     return result_LMN[:count]
-
-
-def _constraint(rule: sharding.ShardingRule) -> Callable[[jax.Array, PartitionSpec], jax.Array]:
-    return lambda array, spec: jax.lax.with_sharding_constraint(
-        array, NamedSharding(rule.mesh, spec)
-    )
 
 
 def _stored(array: jax.Array, rule: sharding.ShardingRule | None) -> jax.Array:
