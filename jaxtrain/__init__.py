@@ -210,8 +210,7 @@ def compare(
         RunAgain: only temporary failures.
     """
     from jaxtrain import comparison, terminal
-    from jaxtrain.comparison.experiment import Question
-    from jaxtrain.comparison.fit_time import seconds as duration
+    from jaxtrain.comparison.experiment import Question, seconds
     from jaxtrain.comparison.side import At, Side
     from jaxtrain.config import field_values, invocation
     from jaxtrain.storage.atomic import expanded
@@ -250,7 +249,7 @@ def compare(
             metric=metric,
             practical=practical,
             at=at,
-            fit_s=None if fit_time is None else duration(fit_time),
+            fit_s=None if fit_time is None else seconds(fit_time),
             pairs=pairs,
             hours=hours,
             keep_checkpoints=keep_checkpoints,

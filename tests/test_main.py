@@ -24,7 +24,7 @@ from jaxtrain.training.diagnosis import profiler
 def test_the_flags_are_fixed() -> None:
     """New settings are config fields, not flags."""
     run = {"--config", "--output-dir", "--resume", "--again", "--simulate-devices", "--debug"}
-    run |= {"--profile", "--track", "--fit-time"}
+    run |= {"--profile", "--track"}
     assert {flag.name for flag in flags.of(RunFlags)} == run
     assert set(train.all_flags()) == {*run, "--version", "--help", "-h"}
     assert set(run_flags.ONE_RUN_ONLY) < set(run_flags.FLAGS)

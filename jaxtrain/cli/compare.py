@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtrain import comparison, terminal
 from jaxtrain.cli import command_line, commands
-from jaxtrain.comparison import experiment, fit_time, report
+from jaxtrain.comparison import experiment
 from jaxtrain.comparison.code import Code
 from jaxtrain.comparison.side import Side
 from jaxtrain.config import files
@@ -37,8 +37,10 @@ def main(flags: commands.Compare) -> int:
 
 
 def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Comparison:
-    if flags.overrides or flags.change or flags.change_code:
-        raise InputError("compare of runs that exist changes no fields: drop them")
+    if flags.overrides or flags.change or flags.change_code or flags.output_dir:
+        raise InputError(
+            "compare of runs that exist changes no fields and writes no folder: drop these flags"
+        )
     if len(folders) % 2:
         raise InputError(
             f"compare takes pairs of runs, but {len(folders)} folders are given: add the other run "
@@ -49,10 +51,6 @@ def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Compar
     terminal.out(experiment.summary(answer))
     for warning in answer.warnings:
         terminal.out(f"warning: {warning}")
-    if flags.output_dir is not None:
-        descriptions = (" ".join(map(str, folders[::2])), " ".join(map(str, folders[1::2])))
-        report.write([answer], descriptions, flags.output_dir / report.NAME)
-        terminal.out(f"report: {flags.output_dir / report.NAME}")
     return answer
 
 
@@ -85,7 +83,7 @@ def _trained(
         metric=flags.metric,
         practical=flags.practical,
         at=flags.at,
-        fit_s=None if flags.fit_time is None else fit_time.seconds(flags.fit_time),
+        fit_s=None if flags.fit_time is None else experiment.seconds(flags.fit_time),
         pairs=flags.pairs,
         hours=flags.hours,
         keep_checkpoints=flags.keep_checkpoints,

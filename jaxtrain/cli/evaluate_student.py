@@ -106,7 +106,7 @@ class Findings(NamedTuple):
             source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
             figures.append(element("figure", element("img", src=source, alt=title)))
         blocks.append(section("Clips with the lowest PSNR", *figures))
-        content = page.comparison("How much of the teacher the student keeps", blocks, ())
+        content = page.without_curves("How much of the teacher the student keeps", blocks)
         atomic.write_whole(out, content.encode(errors="replace"))
 
 

@@ -47,12 +47,6 @@ def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
 
     run_flags, problems = flags.parse(RunFlags, "train", arguments)
     command_line.require_config(run_flags.config)
-    if run_flags.fit_time is not None and not problems:
-        from jaxtrain import terminal
-        from jaxtrain.comparison import fit_time
-
-        length = fit_time.length(run_flags, terminal.out)
-        run_flags = dataclasses.replace(run_flags, overrides=(*run_flags.overrides, *length))
     run, misfits = overrides.apply_fitting(config.named(run_flags.config), run_flags.overrides)
     problems += misfits
     if run is None:

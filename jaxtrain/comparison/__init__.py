@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def compare(
     question: "Question", output_dir: Path | None, runs_dir: Path | None, say: Say
 ) -> "Sequence[Comparison]":
-    """Compares a config with changes, and writes ``compare.json`` and the report after each pair.
+    """Compares a config with changes, and writes ``compare.json`` after each pair.
 
     Args:
         question: what is asked.
@@ -33,7 +33,7 @@ def compare(
         InputError: wrong use, or a run that cannot end well.
         RunAgain: only temporary failures; the same call continues.
     """
-    from jaxtrain.comparison import experiment, report, runs, side
+    from jaxtrain.comparison import experiment, runs, side
 
     folder = output_dir or experiment.default_folder(question)
     say(f"comparing in {folder}; reading the configs, the data, and the code")
@@ -46,7 +46,6 @@ def compare(
                 f"the sides of a pair share their seed, but side {label} has seed {run.seed}, and "
                 f"a {loaded[0].seed}: change other fields"
             )
-    descriptions = [one.description for one in question.sides]
     with (
         contextlib.ExitStack() as stack,
         runs.Trainer(os.environ, question.simulate_devices, say) as trainer,
@@ -67,8 +66,7 @@ def compare(
             trainer,
             runs.slots(loaded[0].mesh, question.simulate_devices),
             say,
-            lambda answers: report.write(answers, descriptions, folder.absolute() / report.NAME),
         )
         answers = made.run()
-    say(f"report: {folder / report.NAME}")
+    say(f"results: {folder / experiment.NAME}")
     return answers

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,7 +25,7 @@ from jaxtrain.comparison import runs, sequential
 from jaxtrain.comparison.identities import FOLDER, Identities
 from jaxtrain.comparison.sequential import Interval
 from jaxtrain.comparison.side import At, Facts, Side
-from jaxtrain.config import metrics
+from jaxtrain.config import field_values, metrics
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 from jaxtrain.terminal import Say
@@ -102,6 +102,14 @@ class Question:
     def level(self) -> float:
         """Returns the probability of a false verdict of a difference, for each change."""
         return sequential.LEVEL / (len(self.sides) - 1)
+
+
+def seconds(duration: str) -> float:
+    """Returns the seconds of ``--fit-time``, such as ``"90s"``, ``"5m"`` or ``"1.5h"``."""
+    value_s = field_values.duration_s(duration)
+    if value_s is None:
+        raise InputError(f"--fit-time {duration}: use a duration such as 90s, 5m, or 1.5h")
+    return value_s
 
 
 def default_folder(question: Question) -> Path:
@@ -287,9 +295,8 @@ class Experiment:
         trainer: runs.Trainer,
         slots: Sequence[str | None],
         say: Say,
-        written: Callable[[Sequence[Comparison]], None] = lambda answers: None,
     ) -> None:
-        self._question, self._say, self._written = question, say, written
+        self._question, self._say = question, say
         self._directory, self._shared = directory, shared
         self._trainer = trainer
         self._known = Identities(shared / FOLDER)
@@ -356,7 +363,6 @@ class Experiment:
                     self._say(line)
             self._directory.mkdir(parents=True, exist_ok=True)
             atomic.write_json(self._directory / NAME, self.to_dict())
-            self._written(self._answers)
             if not question.keep_checkpoints:
                 for result in results.values():
                     if not result.diverged:  # find-nan needs those

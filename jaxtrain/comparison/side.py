@@ -26,6 +26,7 @@ from jaxtrain.errors import InputError
 At = Literal["steps", "flops"]
 
 _LEAST_STEPS, _MEASURED_S = 5, 5.0
+_NO_OTHER_LENGTH = ("--loop.epochs", "None", "--loop.tokens_per_param", "None")
 _STEPS_OF_SCHEDULE = 1000
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -124,7 +125,6 @@ def examine(request: dict[str, Any], send: Any) -> None:
             are fitted, or None; ``known``, the folder of :class:`identities.Identities`.
     """
     from jaxtrain import config
-    from jaxtrain.comparison import fit_time
     from jaxtrain.comparison.identities import Identities
 
     overrides = [*request["overrides"]]
@@ -143,7 +143,7 @@ def examine(request: dict[str, Any], send: Any) -> None:
         elif request["flops"] is not None:
             wanted = request["flops"] / probe.step_flops
         if wanted is not None:
-            length = fit_time.fitted(run, probe.built.total, wanted)
+            length = fitted(run, probe.built.total, wanted)
             probe = _Probe(
                 _fitted_to_devices(config.load(request["config"], [*overrides, *length])),
                 lambda line: None,
@@ -165,16 +165,13 @@ def examine(request: dict[str, Any], send: Any) -> None:
     send({"facts": dataclasses.asdict(facts)})
 
 
-def measure(request: dict[str, Any], send: Any) -> None:
-    """Sends ``step_s``, the seconds of a step, and ``length``, the overrides that fit a time."""
-    from jaxtrain import config
-    from jaxtrain.comparison import fit_time
-
-    with _devices(config.load(request["config"], request["overrides"]), request) as run:
-        probe = _Probe(run, lambda line: None)
-        step_s = probe.step_s()
-    length = fit_time.fitted(run, probe.built.total, request["fit_s"] / step_s)
-    send({"step_s": step_s, "length": length})
+def fitted(run: Any, before: int, steps: float) -> tuple[str, ...]:
+    """Returns the overrides of a run of other length, whose schedule keeps its shape."""
+    count, warmup = max(1, round(steps)), run.optim.warmup_steps
+    length = ("--loop.steps", str(count), *_NO_OTHER_LENGTH)
+    if warmup is None:
+        return length
+    return (*length, "--optim.warmup_steps", str(warmup and max(1, warmup * count // before)))
 
 
 @contextlib.contextmanager

@@ -26,8 +26,6 @@ class RunFlags:
     """continue what was begun in --output-dir, if anything; launchers add it to a restart"""
     simulate_devices: Annotated[int | None, "N"] = None
     """run on N virtual CPU devices, to try a mesh without GPUs"""
-    fit_time: Annotated[str | None, "TIME"] = None
-    """set loop.steps to what fits into this time, such as 5m, by a step that is measured once"""
     debug: bool = False
     """check for NaNs, disable buffer donation, log collectives"""
     profile: Annotated[str | None, "START:STOP"] = None

@@ -115,7 +115,7 @@ def described(run: RecordedRun) -> dict[str, Any]:
     """Returns what page.js needs to know about a run.
 
     Returns:
-        A JSON-able dict: ``label``; ``color``, a number; ``seen``, a list of [step, examples seen
+        A JSON-able dict: ``label``; ``seen``, a list of [step, examples seen
         by then, examples per step from there on]; ``tokens`` per example, or None; ``resumes``, the
         steps from which the run was resumed.
     """
@@ -131,7 +131,6 @@ def described(run: RecordedRun) -> dict[str, Any]:
     ]
     return {
         "label": run.label,
-        "color": run.color,
         "seen": seen or ([[0, 0, batch]] if batch else []),
         "tokens": facts.tokens_per_example(run),
         "resumes": sorted({int(start["step"]) for start in starts[1:]}),

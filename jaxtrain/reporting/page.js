@@ -162,7 +162,7 @@
     for (const curve of curves) {
       if (!shown[curve.run]) continue;
       const validation = curve.kind === "val";
-      const color = css(`--run-${(validation && single ? 1 : data.runs[curve.run].color) % 8}`);
+      const color = css(`--run-${(validation && single ? 1 : curve.run) % 8}`);
       const label = single ? curve.kind : `${data.runs[curve.run].label} ${curve.kind}`;
       const trace = { x: positions(curve), y: curve.value, name: label, type: "scatter" };
       trace.hovertemplate = `%{y:${chart.percent ? ".2%" : ".5g"}}<extra>${escaped(label)}</extra>`;

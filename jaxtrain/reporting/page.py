@@ -1,7 +1,6 @@
 """Writes the page: one file with all text, styles, scripts, and images."""
 
 import base64
-import dataclasses
 import datetime
 import functools
 import gzip
@@ -38,8 +37,8 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> list[
     labels = run_files.labels(directories)
     try:
         runs = [
-            dataclasses.replace(run_files.read(directory, label, own=own), color=color)
-            for color, (directory, label) in enumerate(zip(directories, labels, strict=True))
+            run_files.read(directory, label, own=own)
+            for directory, label in zip(directories, labels, strict=True)
         ]
         content = page(runs)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -77,20 +76,13 @@ def page(runs: Sequence[RecordedRun]) -> str:
     )
 
 
-def comparison(title: str, answer: Sequence[object], runs: Sequence[RecordedRun]) -> str:
-    """Returns the page of a comparison: its answer, and the curves of all runs.
-
-    Args:
-        answer: the elements above the curves.
-    """
-    head = [element("header", element("h1", title), *answer)]
-    if runs:
-        head.append(sections.configs(runs[:2]))
-    return _filled(runs, title=title, head=head, tail=())
+def without_curves(title: str, blocks: Sequence[object]) -> str:
+    """Returns a page with a title and these elements."""
+    return _filled((), title=title, head=[element("header", element("h1", title), *blocks)])
 
 
 def _filled(
-    runs: Sequence[RecordedRun], *, title: str, head: Sequence[Html], tail: Sequence[Html]
+    runs: Sequence[RecordedRun], *, title: str, head: Sequence[Html], tail: Sequence[Html] = ()
 ) -> str:
     charts, notes = curves.charts(runs)
     notes += [line for run in runs for line in curves.nonfinite(run, facts.results(run))]

@@ -24,7 +24,6 @@ class RecordedRun:
         label: the run's name on the page, unique on the page.
         config: contents of ``config.json``; {} if the file is missing.
         problems: sentences about missing files, unreadable input, and skipped steps.
-        color: number of the run's color on the page; runs of one kind share it.
     """
 
     directory: Path
@@ -34,7 +33,6 @@ class RecordedRun:
     history: Sequence[Mapping[str, Any]]
     active_process: str
     problems: Sequence[str]
-    color: int = 0
 
     @property
     def starts(self) -> list[Mapping[str, Any]]:

@@ -32,7 +32,7 @@ def named(runs: Sequence[RecordedRun], index: int) -> Html:
     """Builds a run's label with its color; empty if the page has only one run."""
     if len(runs) == 1:
         return Html("")
-    dot = element("span", class_=f"dot run-{runs[index].color % 8}", aria_hidden="true")
+    dot = element("span", class_=f"dot run-{index % 8}", aria_hidden="true")
     return joined([dot, element("span", runs[index].label, class_="label")])
 
 

@@ -1,7 +1,6 @@
 """``compare`` on real runs; test_wrong_use.py has the questions without an answer."""
 
 import json
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from comparison.own_config import OWN
 
 import jaxtrain
-from jaxtrain.comparison import fit_time
+from jaxtrain.comparison import experiment
 from jaxtrain.storage import lock
 
 TINY = [*program.TINY_MLM[2:], "--loop.steps", "4", "--mesh.fsdp", "1", "--data.path", "corpus"]
@@ -39,7 +38,6 @@ def test_real_runs_are_compared_and_equal_ones_are_identical(tmp_path: Path) -> 
     assert len(list((tmp_path / "shared").rglob("metrics.jsonl"))) == 3  # without side a
     assert not list((tmp_path / "shared").rglob("checkpoints"))
     assert pair["b"] > pair["a"]
-    assert len(list((tmp_path / "output" / "compare").glob("*/report.html"))) == 2
     existing = program.run(tmp_path, "compare", *pair["directories"], "--metric", "val/loss")
     assert f"b - a: {pair['b'] - pair['a']:+.4g}" in existing.stdout
     assert existing.returncode == 22
@@ -140,20 +138,6 @@ def test_python_refuses_wrong_types() -> None:
 
 @pytest.mark.parametrize(("typed", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400)])
 def test_durations(typed: str, seconds: float) -> None:
-    assert fit_time.seconds(typed) == seconds
+    assert experiment.seconds(typed) == seconds
     with pytest.raises(jaxtrain.InputError, match=r"use a duration such as 90s, 5m, or 1\.5h"):
-        fit_time.seconds(typed.rstrip("smh"))
-
-
-@pytest.mark.long
-def test_a_run_that_fits_a_time_is_measured_once(tmp_path: Path) -> None:
-    program.write_corpus(tmp_path)
-    asked = [*program.TINY_MLM, "--mesh.fsdp", "1", "--data.path", "corpus", "--loop.steps", "9"]
-    asked += ["--fit-time", "0.2s", "--output-dir", "run", "--checkpoint.every", "2"]
-    said = program.train(tmp_path, *asked)
-    (steps,) = re.findall(r"--fit-time 0.2s: (\d+) steps of", said)
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["loop"]["steps"] == int(steps)
-    again = program.run(tmp_path, *asked, "--resume", "latest")
-    assert again.returncode == 0, again.stderr
-    assert "steps of" not in again.stdout
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["loop"]["steps"] == int(steps)
+        experiment.seconds(typed.rstrip("smh"))

@@ -7,7 +7,7 @@ import pytest
 from comparison.own_config import OWN
 
 from jaxtrain import config
-from jaxtrain.comparison import fit_time, side
+from jaxtrain.comparison import side
 from jaxtrain.comparison.identities import Identities
 
 PARTS = {"the config": "1", "the program of the step": "2", "the data": "3"}
@@ -83,9 +83,9 @@ def test_docstrings_and_comments_of_the_data_do_not_count(tmp_path: Path) -> Non
 def test_a_run_of_other_length_keeps_the_shape_of_its_schedule() -> None:
     typed = ["--loop.steps", "100", "--loop.epochs", "None"]
     run = config.load("demo_mlm", typed)
-    length = fit_time.fitted(run, 100, 250.4)
+    length = side.fitted(run, 100, 250.4)
     assert config.load("demo_mlm", [*typed, *length]).loop.steps == 250
     warm = [*typed, "--optim.warmup_steps", "10", "--optim.warmup_fraction", "None"]
-    length = fit_time.fitted(config.load("demo_mlm", warm), 100, 250.4)
+    length = side.fitted(config.load("demo_mlm", warm), 100, 250.4)
     changed = config.load("demo_mlm", [*warm, *length])
     assert (changed.loop.steps, changed.optim.warmup_steps) == (250, 25)
