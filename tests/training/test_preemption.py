@@ -65,4 +65,5 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(60) == 75
     assert pointer.steps(tmp_path / "run/checkpoints") == [last_step(tmp_path / "run")]
+    assert not (tmp_path / "run" / pointer.ASIDE).exists()  # no step was bad
     assert "stopped because the terminal" in (tmp_path / "run/log.txt").read_text()
