@@ -103,6 +103,26 @@ def started(directory: Path, *arguments: object, **more: str) -> subprocess.Pope
     )
 
 
+@contextlib.contextmanager
+def lock_held(run: Path) -> Iterator[subprocess.Popen[str]]:
+    """Locks a run directory in another process, as a run does, until the block ends."""
+    hold = (
+        "import pathlib, sys; from jaxtrain.storage import lock; "
+        "lock.hold(pathlib.Path(sys.argv[1]), print); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(run)],
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
 def wait_for(
     condition: Callable[[], Any], *processes: subprocess.Popen[str], seconds: float = 240.0
 ) -> Any:
