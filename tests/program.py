@@ -166,13 +166,6 @@ def two_processes(
     """Starts jaxtrain as processes 0 and 1 of a run; kills both at the end of the block.
 
     Args:
-        directory: their working directory.
-        arguments: of both processes.
-        first: more environment variables of process 0.
-        second: likewise of process 1.
-        both: more environment variables of both processes.
-        only_second: more arguments of process 1.
-        second_directory: working directory of process 1, if it differs.
         program: arguments of Python, before those of jaxtrain.
     """
     port = free_port()

@@ -29,12 +29,8 @@ def write(
     """Writes a checkpoint and returns the path of its first pointer.
 
     Args:
-        run: the run directory.
-        step: completed steps.
-        kinds: ``checkpoints``, ``best``, or both.
         files: name -> content; by default one file, which depends on the step.
         meta: entries to add to the metadata.
-        name: identifies the save.
         saved: UTC time; by default now.
     """
     mark(run)

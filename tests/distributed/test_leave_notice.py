@@ -23,8 +23,6 @@ class Service:
     """The metadata of a machine, as Amazon's (IMDSv2) and Google's servers answer.
 
     Attributes:
-        notice: whether the machine is being taken back.
-        broken: whether every answer is an error.
         answers: how many questions were answered with each status.
     """
 

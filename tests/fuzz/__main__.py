@@ -49,13 +49,7 @@ Wanted = tuple[str, int, bool]  # kind, seed, fresh
 
 
 class Result(NamedTuple):
-    """The result of a case.
-
-    Attributes:
-        kind: of the case.
-        outcome: a word for the summary.
-        problems: its forbidden acts.
-    """
+    """The result of a case."""
 
     kind: str
     outcome: str

@@ -83,13 +83,7 @@ OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 
 
 class Slurm:
-    """A cluster of two nodes.
-
-    Attributes:
-        directory: where the jobs run; both nodes see it.
-        hosts: n1 and n2.
-        variables: the environment of commands.
-    """
+    """A cluster of two nodes."""
 
     def __init__(self, directory: Path, hosts: tuple[Host, Host]) -> None:
         self.directory, self.hosts = directory, hosts

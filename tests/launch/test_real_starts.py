@@ -68,7 +68,6 @@ class Place:
 
     Args:
         folder: with the corpus, and ``straight``, an undisturbed run with all its checkpoints.
-        kills: of its starts, in this order.
     """
 
     def __init__(self, folder: Path, kills: Sequence[Kill] = ()) -> None:
