@@ -93,7 +93,6 @@ class Plan:
 
 
 def plan(seed: int, processes: int) -> Plan:
-    """Returns the plan of a seed."""
     rng = random.Random(f"{seed} {processes}")
     faults: list[Fault] = []
     for number in range(rng.randint(3, 5)):

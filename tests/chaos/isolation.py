@@ -59,7 +59,6 @@ class Disk:
         subprocess.run(command, check=True)
 
     def fill(self) -> None:
-        """Fills the disk."""
         with self._ballast.open("ab", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12, 1):
                 try:

@@ -59,14 +59,12 @@ def marker() -> bytes:
 
 
 def marker_of(bucket: Bucket) -> str:
-    """Returns the marker of the run in a bucket."""
     content = bucket.get(run_marker.NAME)
     assert content is not None
     return content.data.decode()
 
 
 def files_folder(step: int, name: str = "0123456789ab", run_id: str = RUN_ID) -> str:
-    """Returns the folder of the files of a checkpoint in its run."""
     return f"{FILES}/{run_marker.folder_name(run_id, step, name)}"
 
 

@@ -49,8 +49,6 @@ Wanted = tuple[str, int, bool]  # kind, seed, fresh
 
 
 class Result(NamedTuple):
-    """The result of a case."""
-
     kind: str
     outcome: str
     problems: tuple[str, ...]

@@ -61,7 +61,6 @@ def safetensors(rng: random.Random, data: bytes) -> bytes:
 
 
 def _changed_member(rng: random.Random, data: bytes, name: str) -> bytes:
-    """Changes one member of an object."""
     value = json.loads(data)
     found = mutate.json_text(rng, json.dumps(value.pop(name)).encode())
     rest = json.dumps(value)[1:-1].encode()

@@ -20,7 +20,6 @@ ARGUMENTS = [*TINY_MLM, *["--data.path", "corpus", "--output-dir", "run"]]
 
 
 def last_step(directory: Path) -> int:
-    """Returns the last recorded step."""
     return max(losses(directory)) if (directory / "metrics.jsonl").exists() else 0
 
 

@@ -124,7 +124,6 @@ def test_ctrl_c_while_the_workers_start_is_one_line(place: Path) -> None:
 
 
 def _command_lines(group: int) -> str:
-    """Returns the command lines of all processes in a group."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

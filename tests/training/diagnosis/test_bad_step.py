@@ -36,8 +36,6 @@ FAST = "--xla_backend_optimization_level=0"
 
 
 class Ended(NamedTuple):
-    """A command that has ended."""
-
     code: int
     out: str
     errors: str
