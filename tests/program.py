@@ -103,6 +103,26 @@ def started(directory: Path, *arguments: object, **more: str) -> subprocess.Pope
     )
 
 
+@contextlib.contextmanager
+def lock_held(run: Path) -> Iterator[subprocess.Popen[str]]:
+    """Locks a run directory in another process, as a run does, until the block ends."""
+    hold = (
+        "import pathlib, sys; from jaxtrain.storage import lock; "
+        "lock.hold(pathlib.Path(sys.argv[1]), print); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(run)],
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
 def wait_for(
     condition: Callable[[], Any], *processes: subprocess.Popen[str], seconds: float = 240.0
 ) -> Any:
@@ -146,13 +166,6 @@ def two_processes(
     """Starts jaxtrain as processes 0 and 1 of a run; kills both at the end of the block.
 
     Args:
-        directory: their working directory.
-        arguments: of both processes.
-        first: more environment variables of process 0.
-        second: likewise of process 1.
-        both: more environment variables of both processes.
-        only_second: more arguments of process 1.
-        second_directory: working directory of process 1, if it differs.
         program: arguments of Python, before those of jaxtrain.
     """
     port = free_port()

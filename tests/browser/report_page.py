@@ -55,13 +55,7 @@ def wait_until(tab: Page, expression: str) -> None:
 
 
 class Opened:
-    """A report in the browser.
-
-    Attributes:
-        page: the tab.
-        requests: requested URLs.
-        problems: errors, and errors and warnings on the console.
-    """
+    """A report in the browser."""
 
     def __init__(self, browser: Browser, file: Path, **how: Any) -> None:
         context = browser.new_context(**how)

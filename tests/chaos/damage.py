@@ -12,13 +12,8 @@ def damage(pointer: Path, kind: str, rng: random.Random) -> str:
     """Damages one checkpoint.
 
     Args:
-        pointer: of the checkpoint, such as ``run/checkpoints/12.json``.
         kind: ``flip`` a bit of a file; ``truncate`` or ``delete`` a file; ``empty`` the pointer;
             ``lie``: put a wrong checksum or size in it; ``tear``: cut it in half.
-        rng: chooses the file and the position.
-
-    Returns:
-        A description of the damage.
     """
     if kind == "lie":
         return f"{pointer.name}: {_lie(pointer, rng)}"

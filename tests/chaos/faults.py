@@ -38,8 +38,6 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: of :data:`KINDS`.
-        moment: of :data:`MOMENTS`.
         target: index of the process, for kinds that hit one process.
         share: fraction of the longest wait inside the phase; for "anywhere", of 70% of an
             undisturbed run's time.
@@ -85,9 +83,7 @@ class Plan:
 
     Attributes:
         seed: determines the faults and workers.
-        processes: number of training processes.
         workers: data workers per process.
-        faults: in order.
     """
 
     seed: int
@@ -97,7 +93,6 @@ class Plan:
 
 
 def plan(seed: int, processes: int) -> Plan:
-    """Returns the plan of a seed."""
     rng = random.Random(f"{seed} {processes}")
     faults: list[Fault] = []
     for number in range(rng.randint(3, 5)):

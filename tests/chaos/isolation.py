@@ -28,9 +28,6 @@ def inside() -> bool:
 def enter(arguments: list[str]) -> None:
     """Replaces this process with the harness in separate namespaces.
 
-    Args:
-        arguments: of the command line.
-
     Raises:
         Unavailable: this machine does not permit namespaces.
     """
@@ -51,11 +48,7 @@ def enter(arguments: list[str]) -> None:
 
 
 class Disk:
-    """A small disk for the run directory, which can be full for a while.
-
-    Args:
-        directory: mount point; created.
-    """
+    """A small disk for the run directory, which can be full for a while."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -66,7 +59,6 @@ class Disk:
         subprocess.run(command, check=True)
 
     def fill(self) -> None:
-        """Fills the disk."""
         with self._ballast.open("ab", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12, 1):
                 try:

@@ -21,7 +21,6 @@ class Process:
     """A process of the run.
 
     Attributes:
-        pid: process ID.
         index: number of the training process; None for workers and the launcher's processes.
         trains: whether it is a training process or one of its workers.
     """
@@ -35,11 +34,7 @@ class Launched:
     """One start of ``launch/local.sh``, whose processes all have a mark in their environment.
 
     Args:
-        count: number of training processes.
-        arguments: of ``jaxtrain``.
         place: working directory, which also contains caches and temporary files.
-        mark: identifies the run.
-        variables: additional environment variables.
     """
 
     def __init__(

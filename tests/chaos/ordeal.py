@@ -48,9 +48,6 @@ class Hit:
     """A fault that struck.
 
     Attributes:
-        fault: as planned.
-        done: a description.
-        phase: the run's phase at that moment.
         step: newest recorded step at that moment.
         at: time on the monotonic clock.
         starts: how often jaxtrain had started.
@@ -73,12 +70,8 @@ class Outcome:
     """The result of a run.
 
     Attributes:
-        plan: the executed plan.
-        hits: the faults that struck.
-        verdict: comparison with the undisturbed run.
         launches: starts of the launcher; each but the first follows a signal that ended it.
         starts: starts of jaxtrain, by the launcher.
-        seconds: from the first start to the end.
     """
 
     plan: Plan
@@ -120,10 +113,7 @@ class Ordeal:
     """Executes a plan.
 
     Args:
-        plan: the faults.
         place: an empty folder for the run and its caches.
-        undisturbed: the run to compare with.
-        variables: additional environment variables, such as for caches.
         server: keep the run in its bucket, with a disk of its own for each process, some of which
             are lost while the run is down.
     """

@@ -20,13 +20,7 @@ _LIST_EVERY_S = 0.5
 
 
 class Stored:
-    """The checkpoints of a run in a bucket, to damage them there.
-
-    Args:
-        server: of the bucket.
-        run: name of the run's folder.
-        place: a folder for a copy.
-    """
+    """The checkpoints of a run in a bucket, to damage them there."""
 
     def __init__(self, server: Server, run: str, place: Path) -> None:
         self._server, self._run, self._place = server, run, place
@@ -77,8 +71,6 @@ class Striker:
     """Injects faults, and ends the temporary ones.
 
     Args:
-        watch: observes the run.
-        disk: contains the run directory; required only for a full disk.
         stored: damages are done there; None for the run directory.
 
     Attributes:

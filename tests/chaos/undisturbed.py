@@ -24,12 +24,7 @@ WORDS = 40_000
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that completed without faults.
-
-    Attributes:
-        directory: the run directory.
-        seconds: its duration.
-    """
+    """A run that completed without faults."""
 
     directory: Path
     seconds: float

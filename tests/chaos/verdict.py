@@ -1,12 +1,13 @@
 """Compares a disturbed run with the undisturbed one: every digit and every example."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from program import arrays_of
 
 from jaxtrain.checkpoint import pointer
 from jaxtrain.checkpoint.store import CheckpointStore, Folder
@@ -93,20 +94,8 @@ def same_arrays(reference: Path, checkpoint: Path) -> str:
 
 
 def _arrays(checkpoint: Path) -> dict[str, Any]:
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
-    import numpy as np
-
-    from jaxtrain.checkpoint.restore import restore
-
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = {
-        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in pointer.read_shapes(checkpoint).items()
-    }
-    arrays = restore(checkpoint, shapes)
+    found: dict[str, Any] = {name: one.tobytes() for name, one in arrays_of(checkpoint).items()}
     meta = pointer.read_meta(checkpoint)
-    found: dict[str, Any] = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
     return found | {name: meta[name] for name in ("step", "examples_seen", "fingerprint")}
 
 

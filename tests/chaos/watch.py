@@ -42,16 +42,8 @@ class Tail:
 class Watch:
     """Determines a run's progress from its run directory.
 
-    Args:
-        directory: the run directory.
-        steps: total number of steps.
-        eval_every: steps between validations.
-
     Attributes:
-        directory: the run directory.
-        checkpoints: its folder of checkpoints.
         starts: how often jaxtrain has started, according to the log.
-        step: the newest recorded step.
     """
 
     def __init__(self, directory: Path, steps: int, eval_every: int) -> None:

@@ -29,12 +29,8 @@ def write(
     """Writes a checkpoint and returns the path of its first pointer.
 
     Args:
-        run: the run directory.
-        step: completed steps.
-        kinds: ``checkpoints``, ``best``, or both.
         files: name -> content; by default one file, which depends on the step.
         meta: entries to add to the metadata.
-        name: identifies the save.
         saved: UTC time; by default now.
     """
     mark(run)
@@ -63,14 +59,12 @@ def marker() -> bytes:
 
 
 def marker_of(bucket: Bucket) -> str:
-    """Returns the marker of the run in a bucket."""
     content = bucket.get(run_marker.NAME)
     assert content is not None
     return content.data.decode()
 
 
 def files_folder(step: int, name: str = "0123456789ab", run_id: str = RUN_ID) -> str:
-    """Returns the folder of the files of a checkpoint in its run."""
     return f"{FILES}/{run_marker.folder_name(run_id, step, name)}"
 
 

@@ -559,19 +559,6 @@ def test_a_slow_disk_of_one_process_does_not_disturb_its_save(
     same(restore(reader / "checkpoints/4.json", target_of(state, mesh_of(4))), state)
 
 
-def test_leftovers_are_removed(saved: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(saved, run)
-    run_id = run_marker.read(run)
-    lost = f"{small_checkpoint.files_folder(12, run_id=run_id)}/state.orbax-checkpoint-tmp"
-    of_user = ("mine", "12-0123456789abcdef")
-    for name in (lost, *(f"{FILES}/{name}" for name in of_user)):
-        (run / name).mkdir(parents=True)
-    CheckpointSaver(run, 1).close()
-    assert names(run / "checkpoints") == ["4.json", "9.json", "files"]
-    assert [name.partition("-")[0] for name in names(run / FILES)] == ["12", "4", "4", "9", "mine"]
-
-
 def test_a_bad_step_stays_and_does_not_count(tmp_path: Path) -> None:
     saver = CheckpointSaver(tmp_path, 1)
     meta = meta_of(5) | {"bad_step": "step 6 is bad"}

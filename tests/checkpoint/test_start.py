@@ -66,9 +66,7 @@ class Run:
         """Starts the run, which saves two steps later; returns from what it started.
 
         Args:
-            resume: the flag.
             moment: the kill comes there; "" for a run that is stopped after its save.
-            flags: the others.
         """
         self.said.clear()
         if moment == "rendezvous":

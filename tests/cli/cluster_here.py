@@ -9,14 +9,7 @@ from jaxtrain.jobs import engines
 
 
 class ClusterHere(engines.Ray):
-    """A cluster that finishes the items in reverse, and loses the worker of some of them.
-
-    Args:
-        kills: whether an item kills its worker.
-
-    Attributes:
-        items: those that were given to the worker.
-    """
+    """A cluster that finishes the items in reverse, and loses the worker of some of them."""
 
     def __init__(self, kills: Callable[[Any], bool] = lambda item: False) -> None:
         super().__init__("here", gpus=0)

@@ -5,14 +5,13 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint import small_checkpoint
 from obstore.store import MemoryStore
+from program import lock_held
 
 from jaxtrain import main
 from jaxtrain.checkpoint import pointer, remote
@@ -192,25 +191,9 @@ def test_a_temporary_read_error_is_not_damage(
     assert resumed(run) == "RunAgain"
 
 
-def test_an_active_run_is_named(
-    run: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    holder = (
-        "import sys, pathlib; from jaxtrain.storage import lock; "
-        "lock.hold(pathlib.Path(sys.argv[1]), print); print(1, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, str(run)],
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        try:
-            code, rows, last = last_line(run, capsys)
-        finally:
-            process.kill()
+def test_an_active_run_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with lock_held(run) as process:
+        code, rows, last = last_line(run, capsys)
     assert code == 0
     assert rows["checkpoints/9"] == "verified"
     assert last == (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from data.video import sample_videos
 from doctor.examined import small_disk
-from program import TINY_MLM, command, environment, run, write_corpus
+from program import TINY_MLM, command, environment, run, started, write_corpus
 
 TEXT = [*TINY_MLM, "--data.path", "corpus", "--loop.steps", "50"]
 GROUPS = ["processes", "devices", "system", "collective", "data", "checkpoint"]
@@ -99,15 +99,7 @@ def test_a_machine_with_many_faults(place: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_cleans_up(place: Path) -> None:
     """Sends SIGINT to all processes of the group, as a terminal does."""
-    process = subprocess.Popen(
-        command("doctor", *TEXT, "--output-dir", "."),
-        cwd=place,
-        env=environment(place),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(place, "doctor", *TEXT, "--output-dir", ".")
     try:
         deadline = time.monotonic() + 120
         while not list(place.glob(".jaxtrain-doctor-*")):
@@ -115,7 +107,7 @@ def test_ctrl_c_cleans_up(place: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         os.killpg(process.pid, signal.SIGINT)  # the kill of procps 4.0.2 may read -1234 as -1
-        _, printed = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -20,8 +20,6 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Command(Shared):
-    """A command."""
-
     source: Path | None
     """the source"""
     texts: Annotated[tuple[str, ...], "TEXT"]

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import program
 import pytest
 from data.text import small_text
 from data.video import sample_videos as sample
@@ -152,7 +151,7 @@ def test_too_many_broken_texts_are_refused(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_stop_leaves_finished_clips_and_no_workers(
-    tmp_path: Path, checkout: Path, number: int, code: int
+    tmp_path: Path, number: int, code: int
 ) -> None:
     sample.write(tmp_path / "videos/0.mp4", sample.busy(120, 0))
     for copy in range(1, 200):
@@ -160,14 +159,7 @@ def test_a_stop_leaves_finished_clips_and_no_workers(
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     out = tmp_path / "clips"
     typed = ("prepare", "clips", tmp_path / "videos", out, *size, "--workers", 2)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jaxtrain", *map(str, typed)],
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = program.started(tmp_path, *typed)
     assert process.stdout is not None
     try:
         while not list(out.glob(".jobs/records/*/*.json")):

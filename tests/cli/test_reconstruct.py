@@ -216,17 +216,6 @@ def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
     assert run() == 0  # help
 
 
-def test_an_unsupported_audio_codec_is_reported(weights: Path, tmp_path: Path) -> None:
-    images = sample_videos.busy(4, height=16, width=16)
-    clip = small_autoencoder.with_sound(tmp_path / "c.avi", images, 0.2, codec="pcm_u8")
-    with pytest.raises(
-        InputError, match=r"out\.mp4: \.mp4 does not support the audio codec pcm_u8"
-    ):
-        command_line.run("reconstruct", [str(weights), str(clip), str(tmp_path / "out.mp4")])
-    assert run(weights, clip, tmp_path / "out.mkv") == 0
-    assert small_autoencoder.sound_of(tmp_path / "out.mkv")
-
-
 def test_only_a_few_frames_are_in_memory(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

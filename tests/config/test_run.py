@@ -17,8 +17,6 @@ from jaxtrain.models.contract import ModelConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model(ModelConfig):
-    """A model."""
-
     frames: int = 12
     """Frames per clip."""
     widths: tuple[int, ...] = (64, 32)
@@ -37,8 +35,6 @@ class Model(ModelConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """A data set."""
-
     path: str | None = None
     """Folder."""
     batch_size: int = 64

@@ -93,7 +93,6 @@ def variables(library: Path, path: str, seconds: float) -> dict[str, str]:
     """Returns the environment variables of a program whose disk fails.
 
     Args:
-        library: from :func:`build`.
         path: part of the paths that are affected.
         seconds: how long each process sees the outage.
     """

@@ -77,7 +77,6 @@ def _find(path: str, cache: Path) -> tuple[list[files.VideoFile], list[str]]:
 
 
 def _cached_files(cache: Path) -> list[str]:
-    """Names of the fetched files in the cache."""
     return sorted(path.name for path in cache.rglob("remote/**/*") if path.is_file())
 
 

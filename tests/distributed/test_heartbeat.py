@@ -6,7 +6,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +47,11 @@ def store() -> Shared:
     return Shared()
 
 
-@pytest.fixture
-def lost(store: Shared) -> Iterator[list[str]]:
-    """Yields the reasons with which process 1 of two loses process 0."""
-    reasons: list[str] = []
-    with heartbeat_of(1, store) as one:
-        one.when_lost(lambda reason, code: reasons.append(reason))
-        yield reasons
-
-
 def test_the_table_shows_every_process(store: Shared) -> None:
     with heartbeat_of(0, store) as zero, heartbeat_of(1, store) as one:
         zero.update("evaluation", 41)
         wait_for(lambda: "evaluation, step 41 done" in one.table()[0])
         assert one.table()[1] == "process 1: start, no step done, heartbeat 0 s ago"
-
-
-def test_a_process_that_left_ends_the_others(store: Shared, lost: list[str]) -> None:
-    store.beat(0, left=75)
-    assert wait_for(lambda: lost and lost[0]) == "process 0 has ended with exit code 75"
 
 
 def test_a_process_that_leaves_at_the_end_is_not_lost(store: Shared) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,6 @@ class Service:
     """The metadata of a machine, as Amazon's (IMDSv2) and Google's servers answer.
 
     Attributes:
-        notice: whether the machine is being taken back.
-        broken: whether every answer is an error.
         answers: how many questions were answered with each status.
     """
 
@@ -91,13 +89,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leave_notice, "_EVERY_S", 0.02)
 
 
-def waited(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 @pytest.mark.parametrize("source", ["aws", "gce"])
 def test_a_notice_stops_the_run_once(
     source: str, service: Service, capsys: pytest.CaptureFixture[str]
@@ -105,13 +96,13 @@ def test_a_notice_stops_the_run_once(
     stops: list[str] = []
     with leave_notice.heard(source, lambda: stops.append(source), service.env):
         before = service.answers.total()
-        assert waited(lambda: service.answers.total() >= before + 3)
+        wait_for(lambda: service.answers.total() >= before + 3)
         assert not stops
         service.broken = True  # for a moment, without a notice
-        assert waited(lambda: service.answers[500] >= 3)
+        wait_for(lambda: service.answers[500] >= 3)
         assert not stops
         service.broken, service.notice = False, True
-        assert waited(lambda: bool(stops))
+        wait_for(lambda: stops)
     assert stops == [source]
     printed = capsys.readouterr().err
     assert printed.count("does not answer") == 1
@@ -125,7 +116,7 @@ def test_a_file_is_a_notice(tmp_path: Path) -> None:
         time.sleep(0.1)
         assert not stops
         (tmp_path / "leave").touch()
-        assert waited(lambda: bool(stops))
+        wait_for(lambda: stops)
 
 
 @pytest.mark.parametrize("source", ["aws", "gce"])
@@ -136,9 +127,9 @@ def test_a_start_waits_while_a_notice_stands(
 
     def leave() -> None:
         before = service.answers[200]
-        seen.append(waited(lambda: service.answers[200] >= before + 3))
+        seen.append(wait_for(lambda: service.answers[200] >= before + 3))
         service.broken = True  # an error does not end the wait
-        seen.append(waited(lambda: service.answers[500] >= 3))
+        seen.append(wait_for(lambda: service.answers[500] >= 3))
         service.broken = service.notice = False
 
     thread = threading.Thread(target=leave)
@@ -146,7 +137,7 @@ def test_a_start_waits_while_a_notice_stands(
     with leave_notice.heard(source, lambda: stops.append(1), service.env):
         assert seen == [True, True]
         service.notice = True  # the next one stops the run
-        assert waited(lambda: bool(stops))
+        wait_for(lambda: stops)
     thread.join()
     assert "does not start before the notice is gone" in capsys.readouterr().err
 

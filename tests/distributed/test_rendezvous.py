@@ -32,12 +32,7 @@ def member(index: int, count: int, port: int, host: str = "127.0.0.1") -> Cluste
 
 
 def outcomes(members: list[Cluster], patience_s: float = 60.0) -> list[Exception | None]:
-    """Returns the result of each member of a rendezvous that all join at the same time.
-
-    Args:
-        members: the processes of the run.
-        patience_s: JAXTRAIN_CONNECT_S.
-    """
+    """Returns the result of each member of a rendezvous that all join at the same time."""
     results: list[Exception | None] = [AssertionError("join did not return")] * len(members)
 
     def join(number: int) -> None:

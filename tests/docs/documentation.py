@@ -31,18 +31,8 @@ PLACEHOLDER = re.compile(r"NAME|COMMAND|\.\.\.|[A-Z]")
 LAUNCHERS_DOCTOR = "--doctor"
 # In front of flags that are not the program's.
 OTHER_PROGRAMS = (
-    *(
-        "sbatch",
-        "srun",
-        "kubectl",
-        "docker",
-        "tensorboard",
-        "nvidia-smi",
-        "pip",
-        "git",
-        "ray ",
-        "apptainer",
-    ),
+    *("sbatch", "srun", "kubectl", "docker", "tensorboard", "nvidia-smi", "pip", "git", "ray "),
+    "apptainer",
 )
 # What was measured or changed once: its commands and paths were right at the time.
 HISTORY = ("RESULTS.md", "LOG.md", "CHANGELOG.md")

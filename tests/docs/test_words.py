@@ -1,16 +1,11 @@
-"""All prose is plain American English: pages, messages, help, docstrings, comments, test names.
-
-``python tests/docs/test_words.py [PATH...]`` prints banned words and then doubtful ones, which are
-right in some sentences and were a habit in this project: a reader decides.
-"""
+"""All prose is plain American English: pages, messages, help, docstrings, comments, test names."""
 
 import ast
 import io
 import re
 import subprocess
-import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,27 +43,6 @@ BANNED = {
     r"(?:label|model|travel|cancel)l(?:ed|ing)": "a single l",
     r"analys(?:e[ds]?|ing)|whilst|programmes?": "American spelling",
 }
-DOUBTFUL = {
-    r"tells?|told": "report, print, show, log",
-    r"sa(?:ys?|id)": "report, print, name; of a function: returns",
-    r"whole": "complete, intact, total, entire",
-    r"lies?|lay": "is stored in, is on",
-    r"wants?": "requires, expects, needs",
-    r"(?:has|have) to(?: be)?|(?:is|are) to": "must",
-    r"updates?": "step, when it is counted",
-    r"pictures?": "image",
-    r", as (?!(?:a|the|in|of|they|it|well|an|for|with|if|to|that|this|by|on|is|are) )\S+": (
-        "such as, for example"
-    ),
-    r"(?:a|each) (?:second|device|host|process)": "per second, per device",
-    r"travel\w*": "is sent",
-    r"ceilings?|foresaw|unforeseen": "peak; unexpected",
-    r"words?": "token; argument",
-    r"films?": "video",
-    r"program(?:'s)?": "name it: jaxtrain, PyTorch, the compiled step",
-    r"what (?:is|was|are|were|it|a|the|they)": "a noun, or how",
-    r"behind": "after",
-}
 # What a user types or a program prints, and where a link leads.
 _CODE = re.compile(r"^```.*?^```$|``[^`]+``|`[^`\n]+`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 _PREFIX = re.compile(r"^[a-zA-Z]*(\"\"\"|'''|\"|')")
@@ -84,22 +58,16 @@ class Text(NamedTuple):
     text: str
 
 
-def _matches(words: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    return [
-        (re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.IGNORECASE), instead)
-        for word, instead in words.items()
-    ]
+_PATTERNS = [
+    (re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.IGNORECASE), instead)
+    for word, instead in BANNED.items()
+]
 
 
-_ALL = _matches(BANNED)
-
-
-def banned(
-    text: str, words: Sequence[tuple[re.Pattern[str], str]] = _ALL
-) -> Iterator[tuple[int, str, str]]:
+def banned(text: str) -> Iterator[tuple[int, str, str]]:
     """Yields the line within ``text``, the word, and its replacement, for words outside of code."""
     prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
-    for pattern, instead in words:
+    for pattern, instead in _PATTERNS:
         for match in pattern.finditer(prose):
             yield prose.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead
 
@@ -174,20 +142,17 @@ def files(checkout: Path) -> list[Path]:
     ]
 
 
-def banned_in(paths: list[Path], words: Sequence[tuple[re.Pattern[str], str]] = _ALL) -> list[str]:
-    return [
+def test_no_text_uses_a_banned_word(checkout: Path) -> None:
+    paths = files(checkout)
+    assert len(paths) > 400
+    wrong = [
         f"{path}:{text.line + line - 1}: {word!r}: {instead}"
         for path in paths
         if path.exists()
         for text in texts(path)
-        for line, word, instead in banned(text.text, words)
+        for line, word, instead in banned(text.text)
     ]
-
-
-def test_no_text_uses_a_banned_word(checkout: Path) -> None:
-    paths = files(checkout)
-    assert len(paths) > 400
-    assert not (wrong := banned_in(paths)), "\n".join(wrong)
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -233,15 +198,3 @@ def test_code_and_links_are_exempt() -> None:
     assert [line for line, _, _ in banned(text + "grey")] == [6]
     assert not list(banned("there is no such file; it is no longer there"))
     assert not [word for text in of_python("mend = grey()") for word in banned(text.text)]
-
-
-if __name__ == "__main__":
-    chosen = [Path(name) for name in sys.argv[1:]] or [Path()]
-    everything = [path.resolve() for path in files(Path())]
-    wanted = [
-        path.relative_to(Path.cwd())
-        for path in everything
-        if any(path == one.resolve() or one.resolve() in path.parents for one in chosen)
-    ]
-    print("banned", *banned_in(wanted), sep="\n")
-    print("doubtful", *banned_in(wanted, _matches(DOUBTFUL)), sep="\n")

@@ -49,14 +49,6 @@ Wanted = tuple[str, int, bool]  # kind, seed, fresh
 
 
 class Result(NamedTuple):
-    """The result of a case.
-
-    Attributes:
-        kind: of the case.
-        outcome: a word for the summary.
-        problems: its forbidden acts.
-    """
-
     kind: str
     outcome: str
     problems: tuple[str, ...]

@@ -29,8 +29,6 @@ class Command:
 
     Attributes:
         words: arguments; ``{}`` stands for the input.
-        weight: relative probability.
-        allowed: exit codes.
     """
 
     words: tuple[str, ...]
@@ -48,9 +46,7 @@ class Seed:
 
     Attributes:
         files: files of the corpus to copy; the first is changed.
-        commands: commands that read it.
         change: what to change: "file", any file of a "folder", or files of this name in a folder.
-        weight: relative probability.
     """
 
     files: tuple[str, ...]
@@ -64,8 +60,6 @@ class Kind:
     """Cases of one kind.
 
     Attributes:
-        seeds: valid inputs.
-        weight: relative probability.
         bounded: whether memory and time are limited. A small file of Parquet may unpack to many
             gigabytes: the guide says to set a memory limit.
     """
@@ -77,12 +71,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A case with its input.
-
-    Attributes:
-        arguments: of the command line.
-        command: the command that they are from.
-    """
+    """A case with its input."""
 
     arguments: list[str]
     command: Command
@@ -233,9 +222,6 @@ def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
     """Creates the input of a case.
 
     Args:
-        kind: of :data:`KINDS`.
-        seed: determines all choices.
-        valid: folder of valid files.
         folder: empty folder for the input, next to the one for output.
     """
     rng = random.Random(f"{kind}:{seed}")

@@ -61,7 +61,6 @@ def safetensors(rng: random.Random, data: bytes) -> bytes:
 
 
 def _changed_member(rng: random.Random, data: bytes, name: str) -> bytes:
-    """Changes one member of an object."""
     value = json.loads(data)
     found = mutate.json_text(rng, json.dumps(value.pop(name)).encode())
     rest = json.dumps(value)[1:-1].encode()
@@ -289,13 +288,7 @@ def by_name(rng: random.Random, path: Path, data: bytes, other: bytes = b"") -> 
 
 
 def folder(rng: random.Random, top: Path, only: Callable[[Path], bool] = lambda path: True) -> None:
-    """Changes, removes, replaces or renames files of a folder.
-
-    Args:
-        rng: makes all choices.
-        top: the folder, changed in place.
-        only: whether a file may be changed.
-    """
+    """Changes, removes, replaces or renames files of a folder."""
     found = sorted(path for path in top.rglob("*") if path.is_file() and only(path))
     contents = {path: path.read_bytes() for path in found}
     for _ in range(rng.choice((1, 1, 1, 2))):

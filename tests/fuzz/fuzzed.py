@@ -57,11 +57,7 @@ _UNFIT_BUILTINS = ("eval", "exec", "compile", "getattr", "__import__", "open", "
 
 
 class _Recorder:
-    """Records forbidden acts.
-
-    Args:
-        request: the case's request.
-    """
+    """Records forbidden acts."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._folder = os.path.realpath(request["folder"])

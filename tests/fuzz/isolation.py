@@ -17,9 +17,6 @@ def inside() -> bool:
 def enter(arguments: list[str]) -> str:
     """Replaces this process with the harness in separate namespaces.
 
-    Args:
-        arguments: of the command line.
-
     Returns:
         Only if this is not possible: the reason.
     """

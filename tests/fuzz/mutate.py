@@ -26,8 +26,6 @@ def raw_bytes(rng: random.Random, data: bytes, other: bytes = b"") -> bytes:
     """Changes bytes at a few positions.
 
     Args:
-        rng: makes all choices.
-        data: contents of the file.
         other: contents of a file to splice with.
     """
     content = bytearray(data)
@@ -119,7 +117,6 @@ def json_text(rng: random.Random, data: bytes) -> bytes:
     """Replaces, removes, repeats or moves a few nodes of JSON.
 
     Args:
-        rng: makes all choices.
         data: JSON; otherwise bytes are changed.
     """
     try:

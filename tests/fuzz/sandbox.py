@@ -39,10 +39,8 @@ class Ended:
 
     Attributes:
         code: exit code, or minus the signal's number.
-        seconds: its duration.
         peak_bytes: peak resident memory of all its processes.
         late: whether it exceeded the deadline and was killed.
-        output: ``stdout`` and ``stderr``.
         events: records of the hook.
         started: command lines of its processes, without parts that differ between runs.
         left: command lines of processes that remained after it.
@@ -65,7 +63,6 @@ class Sandbox:
 
     Args:
         folder: for the cases; recreated for each.
-        compiled: jax's compilation cache, shared by all cases.
         core: the CPU core that the processes use; None for all.
     """
 
@@ -102,7 +99,6 @@ class Sandbox:
             arguments: of the command line; paths relative to the case's folder.
             fresh: whether to use a fresh process instead of a fork of the server.
             entry: the function to call, module:function.
-            memory_bytes: limit on resident memory.
             seconds: deadline; by default :data:`FRESH_S` or :data:`FORKED_S`.
         """
         request = {

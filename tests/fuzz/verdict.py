@@ -45,15 +45,7 @@ def problems(
     allowed: Collection[int] = (0, 2),
     memory_bytes: int = MEMORY_BYTES,
 ) -> list[str]:
-    """Returns the forbidden acts of a case, one per line; empty if it passed.
-
-    Args:
-        ended: the result of the case.
-        arguments: of its command line.
-        usual: processes that the command starts for valid input.
-        allowed: exit codes.
-        memory_bytes: limit on resident memory.
-    """
+    """Returns the forbidden acts of a case, one per line; empty if it passed."""
     found = [
         f"{event['what']}: {event['detail']}" for event in ended.events if not _usual(event, usual)
     ]

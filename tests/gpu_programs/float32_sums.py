@@ -50,7 +50,6 @@ def narrow_sums(text: str, devices: int) -> Iterator[str]:
 
     Args:
         text: ``compiled.as_text()``.
-        devices: the number of devices.
     """
     computations = {
         name: {match[1]: line for line in lines if (match := hlo.INSTRUCTION.match(line))}

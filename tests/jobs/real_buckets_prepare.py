@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from data.video import sample_videos as sample
 from launch.hosts import wait_for
-from program import command, environment
+from program import started
 from storage.bucket_server import BUCKET, KEYS, FaultProxy, GoogleProxy, Server
 
 from jaxtrain.data import remote
@@ -75,13 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 
 
 def start(place: Path, *words: object, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command("prepare", *words),
-        env=environment(place, **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return started(place, "prepare", *words, **variables)
 
 
 def prepare(

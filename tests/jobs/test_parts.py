@@ -1,6 +1,5 @@
 """A SLURM array of four tasks prepares clips in parts; one is killed, and submitted again."""
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from data.video import sample_videos as sample
 from launch.hosts import wait_for
-from program import command
+from program import started
 
 VIDEOS, PARTS = 24, 4
 
@@ -16,13 +15,9 @@ VIDEOS, PARTS = 24, 4
 def start(videos: Path, out: Path, index: int | None = None) -> subprocess.Popen[str]:
     size = ("--height", 48, "--width", 48, "--frames", 24, "--min-frames", 8, "--min-side", 16)
     array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": str(PARTS)}
-    return subprocess.Popen(
-        command("prepare", "clips", videos, out, *size, "--keep-cuts", "--workers", 1),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | ({} if index is None else array | {"SLURM_ARRAY_TASK_ID": str(index + 1)}),
-    )
+    task = {} if index is None else array | {"SLURM_ARRAY_TASK_ID": str(index + 1)}
+    words = ("prepare", "clips", videos, out, *size, "--keep-cuts", "--workers", 1)
+    return started(out.parent, *words, **task)
 
 
 def output(process: subprocess.Popen[str]) -> str:

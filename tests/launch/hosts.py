@@ -32,13 +32,6 @@ while :; do sleep infinity & wait; done
 
 
 class Host:
-    """A running host.
-
-    Attributes:
-        name: what ``hostname`` prints there.
-        address: its IPv4 address.
-    """
-
     def __init__(self, name: str, address: str, table: Path) -> None:
         self.name, self.address = name, address
         boot = table.with_name(f"boot-{name}")

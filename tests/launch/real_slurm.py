@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from data.video import sample_videos
+from jobs.test_parts import outputs_of
 from launch.hosts import Host, require, run, two_hosts, wait_for
 from launch.stub import LAUNCH
 from launch.test_real_run import newest_checkpoint
@@ -82,13 +83,7 @@ OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 
 
 class Slurm:
-    """A cluster of two nodes.
-
-    Attributes:
-        directory: where the jobs run; both nodes see it.
-        hosts: n1 and n2.
-        variables: the environment of commands.
-    """
+    """A cluster of two nodes."""
 
     def __init__(self, directory: Path, hosts: tuple[Host, Host]) -> None:
         self.directory, self.hosts = directory, hosts
@@ -315,15 +310,6 @@ def test_scancel_saves_the_run_and_the_same_command_resumes_it(slurm: Slurm) -> 
         assert f"{saved} of 1000000 steps are done and saved" in slurm.log(job)
 
 
-def _prepared(out: Path) -> dict[str, bytes]:
-    """The clips, their records, and the report."""
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and (".jobs" not in path.parts or "records" in path.parts)
-    }
-
-
 @pytest.mark.timeout(300)
 def test_tasks_prepare_parts_and_one_is_killed(slurm: Slurm) -> None:
     directory = slurm.directory
@@ -334,7 +320,7 @@ def test_tasks_prepare_parts_and_one_is_killed(slurm: Slurm) -> None:
     size = ("--height", "96", "--width", "128", "--frames", "24", "--min-side", "16", "--workers")
     command = (sys.executable, "-m", "jaxtrain.main", "prepare", "clips", str(videos))
     slurm.run(*command, str(directory / "alone"), *size, "1")
-    alone = _prepared(directory / "alone")
+    alone = outputs_of(directory / "alone")
 
     # Two tasks of srun, each on its node.
     out = directory / "clips"
@@ -343,7 +329,7 @@ def test_tasks_prepare_parts_and_one_is_killed(slurm: Slurm) -> None:
     )
     for task in (0, 1):
         assert f"{task}: SLURM: doing part {task}/2; --part 0/1 does everything" in text
-    assert _prepared(out) == alone
+    assert outputs_of(out) == alone
 
     # Four elements of an array; the process of one is killed, and it is requeued.
     out = directory / "array_clips"
@@ -368,4 +354,4 @@ def test_tasks_prepare_parts_and_one_is_killed(slurm: Slurm) -> None:
         resumable.check_complete(out)
     slurm.run("scontrol", "requeue", f"{job}_3")
     wait_for(lambda: not elements(), "the third element again", seconds=150)
-    assert _prepared(out) == alone, (directory / "array.3.log").read_text()
+    assert outputs_of(out) == alone, (directory / "array.3.log").read_text()

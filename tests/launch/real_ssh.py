@@ -48,12 +48,7 @@ SetEnv {variables}
 
 
 class Cluster:
-    """Two hosts that ssh can reach, and a folder that both share.
-
-    Attributes:
-        hosts: n1 and n2.
-        directory: where the launcher and the runs are.
-    """
+    """Two hosts that ssh can reach, and a folder that both share."""
 
     def __init__(self, directory: Path, hosts: tuple[Host, Host], config: Path) -> None:
         self.directory, self.hosts, self._config = directory, hosts, config

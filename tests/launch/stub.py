@@ -125,7 +125,6 @@ class Stubs:
     """A directory in which launchers run, with the stand-ins.
 
     Args:
-        directory: an empty directory.
         plan: bash that defines ``play INDEX ATTEMPT``.
     """
 

@@ -1,18 +1,14 @@
 """local.sh and the code that all launchers share, with a stand-in for Python."""
 
-import contextlib
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpoint import small_checkpoint
 from launch.stub import Stubs
 from launch.test_slurm import BATCH
-from program import wait_for
+from program import lock_held, wait_for
 
 from jaxtrain.checkpoint import remote
 from jaxtrain.storage import cache
@@ -342,26 +338,6 @@ def test_an_unavailable_bucket_does_not_count_as_progress(tmp_path: Path) -> Non
     assert "1 restarts in a row produced no new checkpoint (newest: 5)" in err
 
 
-@contextlib.contextmanager
-def used(directory: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Locks a run directory in another process, as a run does."""
-    hold = (
-        "import pathlib, sys; from jaxtrain.storage import lock; "
-        "lock.hold(pathlib.Path('run'), print); print('held', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", hold],
-        cwd=directory,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
 def test_a_folder_of_a_user_is_refused_before_a_log_is_written(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     (tmp_path / "run/data").mkdir(parents=True)
@@ -376,7 +352,7 @@ def test_a_second_launcher_of_a_run_is_refused(tmp_path: Path) -> None:
     """The checkpoints of the first would count as its own progress."""
     stubs = Stubs(tmp_path, "play() { :; }")
     small_checkpoint.mark(tmp_path / "run")
-    with used(tmp_path) as first:
+    with lock_held(tmp_path / "run") as first:
         for script, more in (
             ("local.sh", {}),
             ("platform.sh", {"WORLD_SIZE": "2", "RANK": "0"}),
@@ -405,7 +381,7 @@ def test_a_second_launcher_of_a_run_is_refused(tmp_path: Path) -> None:
 def test_a_launcher_waits_for_a_run_that_is_saving(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     small_checkpoint.mark(tmp_path / "run")
-    with used(tmp_path) as first, stubs.start("local.sh", "1", *RUN) as launcher:
+    with lock_held(tmp_path / "run") as first, stubs.start("local.sh", "1", *RUN) as launcher:
         assert launcher.stderr is not None
         assert "waiting until the run in run ends (process" in launcher.stderr.readline()
         first.kill()

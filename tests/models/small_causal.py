@@ -58,8 +58,6 @@ class Stored:
     """Stored results of transformers; ``tests/interop/transformers_causal.py`` writes the file.
 
     Attributes:
-        settings: its config.json.
-        weights: its state dict.
         arrays: `tokens`, `logits`, `loss`, `grad/NAME`.
     """
 
@@ -72,13 +70,7 @@ class Stored:
 
 
 class Nanochat:
-    """Weights, a batch, and stored results of nanochat.
-
-    Args:
-        path: the stored results.
-        config: makes the config from its sizes.
-        draw: returns a parameter, from its name and shape.
-    """
+    """Weights, a batch, and stored results of nanochat."""
 
     def __init__(
         self,

@@ -40,10 +40,6 @@ def write_run(
     """Writes a run directory with a checkpoint; returns the directory.
 
     Args:
-        directory: of the run.
-        model: its config.
-        step: of the checkpoint.
-        params: by dotted path.
         best: whether it is the best checkpoint, and no other.
         stored: replaces the model in the run's config.
         files: more files of the checkpoint.

@@ -1,6 +1,7 @@
 """What every language model promises to the step: batches, weights, precision, recomputation."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from flax import nnx
 from models import small_causal, small_masked
 from models.small_causal import rows_of, stirred
+from models.small_params import assert_same
 
 from jaxtrain.models import gpt, llama, mlm, modern_bert
 
@@ -38,14 +40,16 @@ class SmallModel:
     def loss(self, params: Any) -> Any:
         return nnx.merge(self.graph, params).loss(self.batch, KEYS)
 
+    @functools.cached_property
+    def compiled_loss(self) -> Any:
+        """A function of the batch and its keys."""
+        compiled = jax.jit(lambda p, b, k: nnx.merge(self.graph, p).loss(b, k))
+        return lambda batch, keys: compiled(self.params, batch, keys)
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def small(request: pytest.FixtureRequest) -> SmallModel:
     return SmallModel(MODELS[request.param])
-
-
-def assert_same(left: Any, right: Any) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), left, right)
 
 
 def test_a_batch_matches_its_spec(small: SmallModel) -> None:
@@ -77,6 +81,27 @@ def test_bfloat16_parameters_give_a_float32_loss(small: SmallModel) -> None:
     rounded = jax.jit(lambda p, b: nnx.merge(small.graph, p).evaluate(b))(low, small.batch)
     exact = small.evaluate(small.batch)
     assert float(rounded["loss"][0]) == pytest.approx(float(exact["loss"][0]), rel=0.03)
+
+
+@pytest.mark.parametrize("small", ["llama", "mlm"], indirect=True)
+def test_each_example_has_dropout_of_its_own_key(small: SmallModel) -> None:
+    first, again, other = (small.compiled_loss(small.batch, k)[0] for k in (KEYS, KEYS, KEYS[::-1]))
+    assert first == again != other
+    halves = [
+        small.compiled_loss(rows_of(small.batch, part), KEYS[part])
+        for part in (slice(2), slice(2, 4))
+    ]
+    assert_same(small.compiled_loss(small.batch, KEYS), jax.tree.map(jnp.add, *halves))
+    assert first != small.evaluate(small.batch)["loss"][0]
+
+
+def test_without_dropout_training_and_validation_agree(small: SmallModel) -> None:
+    plain = small
+    if hasattr(small.model, "dropout"):
+        plain = SmallModel(dataclasses.replace(small.model, dropout=0.0))
+    total, weight, metrics = plain.compiled_loss(small.batch, KEYS)
+    found = small.evaluate(small.batch)
+    assert_same({"loss": (total, weight), **metrics}, {n: found[n] for n in ("loss", *metrics)})
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Tests the Llama-style model: its size, attention mask, dropout and optimizers."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 from checkpoint.small_state import found_momentum
 from flax import nnx
-from models.small_causal import batch, rows_of
-from models.small_params import assert_same
-from training import toy
+from models.small_causal import batch
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
@@ -23,7 +20,6 @@ from jaxtrain.training import state, state_size
 TINY = llama.Config.tiny()
 BATCH = batch(TINY)
 KEYS = jax.random.split(jax.random.key(7), 4)
-Function = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +27,6 @@ def fresh() -> tuple[Any, Any]:
     """Returns graph and initial parameters."""
     graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
     return graph, params
-
-
-@pytest.fixture(scope="module")
-def graph_and_params(fresh: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Returns graph and perturbed parameters."""
-    return fresh[0], toy.stirred(toy.stirred(fresh[1]))
-
-
-@pytest.fixture(scope="module")
-def loss(graph_and_params: tuple[Any, Any]) -> Function:
-    graph, params = graph_and_params
-    run = jax.jit(lambda p, b, k: nnx.merge(graph, p).loss(b, k))
-    return lambda b, k: run(params, b, k)
-
-
-@pytest.fixture(scope="module")
-def evaluate(graph_and_params: tuple[Any, Any]) -> Function:
-    graph, params = graph_and_params
-    run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
-    return lambda b: run(params, b)
 
 
 def test_the_parameter_count_of_the_medium_model() -> None:
@@ -61,26 +37,6 @@ def test_the_parameter_count_of_the_medium_model() -> None:
 
 
 # ---- dropout ------------------------------------------------------------------------------------
-
-
-def test_dropout_depends_on_the_keys(loss: Function) -> None:
-    first, again, other = (float(loss(BATCH, keys)[0]) for keys in (KEYS, KEYS, KEYS[::-1]))
-    assert first == again != other
-
-
-def test_each_example_has_its_own_key(loss: Function) -> None:
-    halves = [loss(rows_of(BATCH, part), KEYS[part]) for part in (slice(2), slice(2, 4))]
-    assert_same(loss(BATCH, KEYS), jax.tree.map(jnp.add, *halves))
-
-
-def test_validation_has_no_dropout(evaluate: Function) -> None:
-    plain = dataclasses.replace(TINY, dropout=0.0)
-    graph, params = nnx.split(plain.build(nnx.Rngs(0)))
-    params = toy.stirred(toy.stirred(params))
-    total, weight, metrics = jax.jit(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS))(params)
-    found = evaluate(BATCH)
-    assert_same((total, weight), found["loss"])
-    assert_same(metrics["accuracy"], found["accuracy"])
 
 
 def test_dropout_applies_in_four_places() -> None:

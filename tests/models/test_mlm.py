@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from models.small_masked import batch, stirred
-from models.small_params import assert_same
 from training import toy
 
 from jaxtrain import config
@@ -82,28 +81,6 @@ def test_a_sequence_of_only_padding_stays_finite(evaluate: Any) -> None:
     nothing = jnp.zeros((1, TINY.sequence_length), jnp.int32)
     empty = batch(1) | {"tokens": nothing, "segments": nothing}
     assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(evaluate(empty)))
-
-
-def test_dropout_depends_on_the_keys(bert: tuple[Any, Any]) -> None:
-    graph, params = bert
-    evaluate = jax.jit(lambda b: nnx.merge(graph, params).evaluate(b))
-    loss = jax.jit(lambda p, keys: nnx.merge(graph, p).loss(batch(), keys)[0])
-    assert loss(params, KEYS) == loss(params, KEYS)
-    assert loss(params, KEYS) != loss(params, jax.random.split(jax.random.key(8), 4))
-    assert loss(params, KEYS) != evaluate(batch())["loss"][0]
-
-
-def test_without_dropout_training_and_validation_agree(
-    evaluate: Any, graph_and_params: Any
-) -> None:
-    module = nnx.merge(*graph_and_params)
-    if isinstance(module, mlm.MaskedLanguageModel):
-        module = dataclasses.replace(TINY, dropout=0.0).build(nnx.Rngs(0))
-        nnx.update(module, graph_and_params[1])
-    graph, params = nnx.split(module)
-    loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEYS))
-    total, weight, metrics = loss(params, batch())
-    assert_same({"loss": (total, weight), **metrics}, evaluate(batch()))
 
 
 # BERT in float64 NumPy with the names of transformers' `BertForMaskedLM`: an independent check of

@@ -80,7 +80,6 @@ def compiled(time: float, step: int = 0) -> dict[str, Any]:
 
 
 def end(time: float, step: int, code: int = 0, why: str = "done: 100 of 100 steps") -> Any:
-    """An end event."""
     return {"event": "end", "time": time, "step": step, "code": code, "why": why}
 
 

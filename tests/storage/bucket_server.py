@@ -47,11 +47,7 @@ _ERRORS = {
 
 
 class Server:
-    """Starts moto's server in a process, with one bucket.
-
-    Args:
-        log: file for its output.
-    """
+    """Starts moto's server in a process, with one bucket."""
 
     def __init__(self, log: Path) -> None:
         self.port = free_port()
@@ -154,7 +150,6 @@ class FaultProxy:
     ``slow`` waits for two seconds.
 
     Attributes:
-        scheme: of the URLs that a run uses with it.
         fault: chooses; replace it at any time.
         requests: (method, path, fault) of all requests so far.
     """

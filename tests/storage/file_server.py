@@ -21,12 +21,8 @@ class Answer:
     """The response for a path.
 
     Attributes:
-        body: of the response.
-        status: of the response.
         headers: added to Content-Length, or replacing it.
         sent: bytes of the body to send before closing the connection; None sends all.
-        announced: whether to send Content-Length.
-        chunked: whether to send the body in chunks.
         pause_s: pause between two bytes.
         query: required query of the request; other queries get status 403.
         ranges: whether to answer requests for a part of the body.

@@ -5,38 +5,20 @@ import fcntl
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkpoint import small_checkpoint
+from program import lock_held
 
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.training import run_directory
 
-HOLDER = """
-import sys
-from pathlib import Path
-from jaxtrain.storage import lock
-lock.hold(Path(sys.argv[1]), print)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
-
-def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout: Path) -> None:
+def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path) -> None:
     small_checkpoint.mark(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    with lock_held(tmp_path) as holder:
         half = tmp_path / small_checkpoint.files_folder(7) / "state"  # of a save in progress
         half.mkdir(parents=True)
         named = rf"is using {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
@@ -58,22 +40,13 @@ def test_a_process_may_lock_twice(tmp_path: Path) -> None:
     assert list(lock._held).count(tmp_path) == 1
 
 
-def test_a_program_releases_the_lock_of_a_run_that_has_ended(
-    tmp_path: Path, checkout: Path
-) -> None:
-    def other() -> int:
-        return subprocess.run(
-            [sys.executable, "-c", HOLDER, str(tmp_path)],
-            env=os.environ | {"PYTHONPATH": str(checkout)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        ).returncode
-
+def test_a_program_releases_the_lock_of_a_run_that_has_ended(tmp_path: Path) -> None:
     with lock.released():
         lock.hold(tmp_path, print)
-        assert other() == 1
-    assert other() == 0
+        with pytest.raises(AssertionError), lock_held(tmp_path):
+            pass
+    with lock_held(tmp_path):
+        pass
 
 
 def test_a_file_system_without_locks_causes_a_warning(

@@ -17,12 +17,7 @@ def card(uuid: str, share: Any = 50, watts: Any = 300, celsius: Any = 60, **more
 
 
 class Nvml:
-    """The functions of pynvml that are used.
-
-    Attributes:
-        fails: code of the error that ``nvmlInit`` raises.
-        opened: calls of ``nvmlInit`` minus calls of ``nvmlShutdown``.
-    """
+    """The functions of pynvml that are used."""
 
     def __init__(self, *cards: Card, fails: int | None = None) -> None:
         self.cards, self.fails = cards, fails

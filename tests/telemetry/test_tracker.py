@@ -116,11 +116,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Run:
-    """A start of a run with a log that tracks it.
-
-    Args:
-        directory: of the run.
-    """
+    """A start of a run with a log that tracks it."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)

@@ -20,7 +20,6 @@ ARGUMENTS = [*TINY_MLM, *["--data.path", "corpus", "--output-dir", "run"]]
 
 
 def last_step(directory: Path) -> int:
-    """Returns the last recorded step."""
     return max(losses(directory)) if (directory / "metrics.jsonl").exists() else 0
 
 
@@ -65,4 +64,5 @@ def test_a_closed_terminal_stops_a_run_that_saves(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(60) == 75
     assert pointer.steps(tmp_path / "run/checkpoints") == [last_step(tmp_path / "run")]
+    assert not (tmp_path / "run" / pointer.ASIDE).exists()  # no step was bad
     assert "stopped because the terminal" in (tmp_path / "run/log.txt").read_text()

@@ -38,7 +38,6 @@ class CheckpointSaver:
 
     Args:
         at_once: numbers of the saves, from 1.
-        later: the same.
     """
 
     def __init__(self, at_once: Container[int] = (), later: Container[int] = ()) -> None:

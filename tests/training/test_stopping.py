@@ -113,7 +113,7 @@ def test_only_what_the_other_processes_do_not_know_is_printed_by_each() -> None:
     assert decides.why_here == "one of 2 processes was killed"
 
 
-@pytest.mark.long  # the tests above decide; test_gates.py in memory
+@pytest.mark.long  # the tests above decide
 def test_max_hours_and_then_a_gate_end_a_run_that_is_saved(tmp_path: Path) -> None:
     """A run that a gate has ended is not continued unnoticed."""
     write_corpus(tmp_path)

@@ -20,9 +20,6 @@ def source(
     """A source of the stream 1000, 1001, ...; id n stands for n % 7 bytes.
 
     Args:
-        folder: for its files.
-        length: of the stream.
-        sequence_length: of a window.
         holes: positions in the stream before which the shard has other tokens.
     """
     for cached in (streams._table, streams._file):  # pytest may use the path of a test again

@@ -2,7 +2,7 @@
 
 import struct
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ def write(
     pix_fmt: str = "yuv420p",
     fps: int = 25,
     full_range: bool = False,
+    pixel_aspect: Fraction | None = None,
     title: str = "",
     container_options: dict[str, str] | None = None,
     **options: str,
@@ -80,6 +81,8 @@ def write(
         stream.codec_context.thread_count = 1
         if full_range:
             stream.codec_context.color_range = 2
+        if pixel_aspect:
+            stream.codec_context.sample_aspect_ratio = pixel_aspect
         for image in images:
             frame = av.VideoFrame.from_ndarray(image, "rgb24")
             if full_range:
@@ -146,16 +149,23 @@ def grays(image: np.ndarray) -> list[int]:
     return [int(round(float(image[place].mean()) / 60, 0)) * 60 for place in places]
 
 
-def drop_packet(path: Path, number: int) -> Path:
-    """Copies a video without one of its packets, into the same folder."""
-    copy = path.with_name(f"dropped_{path.name}")
-    with av.open(str(path)) as source, av.open(str(copy), "w") as target:
-        stream = target.add_stream_from_template(source.streams.video[0])
-        for index, packet in enumerate(source.demux(video=0)):
-            if packet.size and index != number:
-                packet.stream = stream
-                target.mux(packet)
-    return copy
+def copied(
+    source: Path, target: Path, change: Callable[[int, av.Packet], Sequence[av.Packet]]
+) -> Path:
+    """Copies a video's packets; each is replaced by those that ``change`` returns."""
+    with av.open(str(source)) as given, av.open(str(target), "w") as made:
+        stream = made.add_stream_from_template(given.streams.video[0])
+        packets = (packet for packet in given.demux(video=0) if packet.size)
+        for number, packet in enumerate(packets):
+            for other in change(number, packet):
+                other.stream = stream
+                made.mux(other)
+    return target
+
+
+def without_packets(source: Path, target: Path, numbers: Container[int]) -> Path:
+    """Copies a video without some of its packets."""
+    return copied(source, target, lambda number, one: [] if number in numbers else [one])
 
 
 def truncate(path: Path, fraction: float) -> Path:

@@ -3,7 +3,7 @@
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,27 +36,6 @@ def read(path: Path) -> tuple[list[int], list[Break], list[Look]]:
     return numbers, breaks, looks
 
 
-def copied(
-    source: Path,
-    target: Path,
-    change: Callable[[int, av.Packet], Sequence[av.Packet]],
-    container: str | None = None,
-    **options: str,
-) -> Path:
-    """Copies a video's packets after a change of each."""
-    with (
-        av.open(str(source)) as given,
-        av.open(str(target), "w", format=container, options=options) as made,
-    ):
-        stream = made.add_stream_from_template(given.streams.video[0])
-        packets = (packet for packet in given.demux(video=0) if packet.size)
-        for number, packet in enumerate(packets):
-            for other in change(number, packet):
-                other.stream = stream
-                made.mux(other)
-    return target
-
-
 @pytest.mark.parametrize("suffix", ["mkv", "mp4", "ts"])
 def test_leading_frames_of_an_open_group_were_never_promised(tmp_path: Path, suffix: str) -> None:
     """HEVC, cut without encoding at a keyframe that frames before it in the display refer to."""
@@ -69,7 +48,7 @@ def test_leading_frames_of_an_open_group_were_never_promised(tmp_path: Path, suf
         packets = [packet for packet in container.demux(video=0) if packet.size]
         second = [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
     path = tmp_path / f"cut.{suffix}"
-    copied(whole, path, lambda number, packet: [packet] if number >= second else [])
+    sample.without_packets(whole, path, range(second))
     numbers, breaks, _ = read(path)
     assert numbers == list(range(24, 60))
     assert all(not item.reason for item in breaks)
@@ -103,7 +82,7 @@ def test_frames_that_are_not_coded_are_not_missing(tmp_path: Path, suffix: str) 
         short.time_base = packet.time_base
         return [short]
 
-    numbers, breaks, _ = read(copied(whole, tmp_path / f"a.{suffix}", change))
+    numbers, breaks, _ = read(sample.copied(whole, tmp_path / f"a.{suffix}", change))
     assert len(numbers) >= 48
     assert numbers == sorted(numbers)
     assert breaks == []
@@ -113,15 +92,9 @@ def test_the_aspect_of_pixels_may_change(tmp_path: Path) -> None:
     """A broadcast whose program is 16:9 after an advertisement in 4:3."""
     data, aspects = b"", (Fraction(8, 9), Fraction(32, 27))  # of 96x64: 4:3 and 16:9
     for place, aspect in enumerate(aspects):
-        path = tmp_path / f"{place}.m2v"
-        with av.open(str(path), "w") as container:
-            stream: Any = container.add_stream("mpeg2video", rate=25, options={"bf": "2"})
-            stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
-            stream.codec_context.sample_aspect_ratio = aspect
-            for number in range(30 * place, 30 * place + 30):
-                picture = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
-                container.mux(stream.encode(picture))
-            container.mux(stream.encode())
+        images = [sample.numbered(number) for number in range(30 * place, 30 * place + 30)]
+        mpeg = {"codec": "mpeg2video", "bf": "2", "pixel_aspect": aspect}
+        path = sample.write(tmp_path / f"{place}.m2v", images, **mpeg)
         data += path.read_bytes()
     path = tmp_path / "both.m2v"
     path.write_bytes(data)
@@ -328,7 +301,7 @@ def test_messages_of_cameras_do_not_count_as_damage(tmp_path: Path, suffix: str)
         made.time_base, made.is_keyframe = packet.time_base, packet.is_keyframe
         return [made]
 
-    numbers, breaks, _ = read(copied(whole, tmp_path / f"a.{suffix}", change))
+    numbers, breaks, _ = read(sample.copied(whole, tmp_path / f"a.{suffix}", change))
     assert numbers == list(range(24))
     assert breaks == []
 
@@ -608,15 +581,7 @@ def test_frames_that_grow_beyond_the_limit_are_not_decoded(
 
 
 def test_pixels_with_an_extreme_aspect_ratio_are_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "a.mp4"
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=25)
-        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
-        stream.codec_context.sample_aspect_ratio = Fraction(20, 1)
-        for number in range(12):
-            picture = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
-            container.mux(stream.encode(picture))
-        container.mux(stream.encode())
+    path = sample.write(tmp_path / "a.mp4", 12, pixel_aspect=Fraction(20))
     with pytest.raises(BadExample, match="has pixels 20 times as wide as high"):
         read(path)
 
@@ -634,6 +599,6 @@ def test_hevc_that_refers_to_a_lost_frame_is_not_read(tmp_path: Path) -> None:
     options = {"x265-params": "keyint=30:bframes=0:log-level=none", "codec": "libx265"}
     path = sample.write(tmp_path / "a.mkv", sample.busy(40), **options)
     whole, _ = intact_of(path)
-    frames, reasons = intact_of(sample.drop_packet(path, 15))
+    frames, reasons = intact_of(sample.without_packets(path, tmp_path / "b.mkv", [15]))
     assert frames == whole[:13] + whole[30:]  # the last two before a gap may be damaged
     assert any("lacks frames" in reason for reason in reasons)

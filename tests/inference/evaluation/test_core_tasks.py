@@ -19,7 +19,6 @@ class Letters:
 
     Args:
         logits: characters -> the logit of the second after the first; 0 for the others.
-        longest: length of the context window.
     """
 
     begin = 0

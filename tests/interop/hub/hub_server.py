@@ -64,7 +64,6 @@ class Fault:
 
     Attributes:
         path: expression that is searched for in the path of the request.
-        method: of the request.
         status: of the answer; None sends the normal answer.
         sent: bytes of the normal answer's body before the connection is closed.
         pause_s: seconds after them.
@@ -112,8 +111,6 @@ class Hub:
 
     Attributes:
         repositories: ``ORG/MODEL`` or ``datasets/ORG/NAME`` -> repository.
-        faults: planted, in order.
-        requests: all so far.
         base: URL, for HF_ENDPOINT.
     """
 

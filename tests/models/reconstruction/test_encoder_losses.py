@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.video_ae.small_autoencoder import batch
 from training import toy
 
 from jaxtrain.errors import InputError
@@ -19,22 +20,16 @@ MODEL = dataclasses.replace(
 )
 
 
-def batch() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {
-        "video": jnp.asarray(rng.integers(0, 256, (2, 4, 32, 32, 3), np.uint8)),
-        "weight": jnp.float32([1, 3]),
-        "latents": jnp.asarray(rng.normal(size=(2, *MODEL.latent_shape)), jnp.float32),
-    }
-
-
 @pytest.mark.parametrize("decode", [False, True])
 def test_features_of_the_frozen_decoder_train_the_encoder(decode: bool) -> None:
     """With the reconstruction through the frozen decoder, unless that decodes the teacher's."""
     model = dataclasses.replace(MODEL, teacher=dataclasses.replace(TEACHER, decode=decode))
     definition = ModelDefinition(model.build, model.freeze)
     params = toy.stirred(jax.jit(definition.init)(jax.random.key(0))[0])
-    clips, keys = batch(), jax.random.split(jax.random.key(0), 2)
+    clips, keys = (
+        batch(MODEL) | {"weight": jnp.float32([1, 3])},
+        jax.random.split(jax.random.key(0), 2),
+    )
 
     def loss_of(trained: Any, name: str) -> Any:
         module = definition.module({**params, **trained}, {})
@@ -69,7 +64,7 @@ def test_features_of_the_frozen_decoder_train_the_encoder(decode: bool) -> None:
 def test_an_error_in_the_border_changes_nothing() -> None:
     definition = ModelDefinition(MODEL.build, MODEL.freeze)
     params = toy.stirred(jax.jit(definition.init)(jax.random.key(0))[0])
-    module, clips = definition.module(params, {}), batch()
+    module, clips = definition.module(params, {}), batch(MODEL)
 
     @jax.jit
     def of(error_hw: Any) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from models.reconstruction import lpips_weights
+from models.video_ae.small_autoencoder import batch
 from training import toy
 
 from jaxtrain import config
@@ -75,18 +76,6 @@ def model(weights: Path, **more: Any) -> video_ae.Config:
     section = video_ae.Perceptual(weights=str(weights), weight=0.5)
     tiny = video_ae.Config.tiny()
     return dataclasses.replace(tiny, height=32, width=32, perceptual=section, **more)
-
-
-def batch(config: video_ae.Config, rows: int = 2) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(0)
-    spec = config.batch_spec(rows)
-    found = {
-        "video": jnp.asarray(rng.integers(0, 256, spec["video"].shape), jnp.uint8),
-        "weight": jnp.ones(rows),
-    }
-    if "latents" in spec:
-        found["latents"] = jnp.asarray(rng.normal(size=spec["latents"].shape), jnp.float32)
-    return found
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.video_ae.small_autoencoder import batch
 from models.wan import wan_weights
 from training import toy
 
@@ -40,14 +41,6 @@ def with_teacher(model: Any, folder: Path | None = None, **fields: Any) -> Any:
     return dataclasses.replace(model, teacher=teacher)
 
 
-def batch(rows: int = 2) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {
-        "video": jnp.asarray(rng.integers(0, 256, (rows, 5, 16, 16, 3), np.uint8)),
-        "weight": jnp.ones(rows),
-    }
-
-
 class Student:
     """A model with its first parameters, and the teacher's weights from the folder."""
 
@@ -60,7 +53,7 @@ class Student:
 
     def run(self, metric: str | None = None) -> tuple[dict[str, Any], Any, dict[str, jax.Array]]:
         """Returns the gradient of a metric, what the model computes, and its metrics."""
-        clips = batch()
+        clips = batch(TAUGHT)
 
         def metric_of(params: Any) -> Any:
             module = self.definition.module(params, self.extras)
@@ -83,7 +76,7 @@ def teachers_own(folder: Path) -> Any:
         latents = network.encode(video, jnp.float32)
         return latents, jnp.clip(wan_weights.decode(network, latents, None), 0, 1)
 
-    return decoded(batch()["video"] / 255.0)
+    return decoded(batch(TAUGHT)["video"] / 255.0)
 
 
 def test_its_frames_are_the_target(folder: Path) -> None:
@@ -100,7 +93,8 @@ def test_its_frames_are_the_target(folder: Path) -> None:
     assert metrics["reconstruction_loss"] == pytest.approx(np.mean(errors), rel=1e-5)
     alone = ModelDefinition(with_teacher(TAUGHT, folder, target="teacher").build)
     module = alone.module(student.params, student.extras)
-    shapes = jax.eval_shape(lambda clips: module._outputs(clips["video"] / 255.0, clips), batch())
+    clips = batch(TAUGHT)
+    shapes = jax.eval_shape(lambda clips: module._outputs(clips["video"] / 255.0, clips), clips)
     assert [one.shape for one in shapes.targets] == [frames.shape]
 
 

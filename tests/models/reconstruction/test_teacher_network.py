@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.video_ae.small_autoencoder import batch
 from models.wan import wan_weights
 from training import toy
 
@@ -38,14 +39,6 @@ def with_folder(folder: Path | str | None) -> video_ae.Config:
     return dataclasses.replace(MODEL, teacher=dataclasses.replace(MODEL.teacher, weights=weights))
 
 
-def batch(rows: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {
-        "video": rng.integers(0, 256, (rows, 12, 16, 16, 3), np.uint8),
-        "weight": np.ones(rows, np.float32),
-    }
-
-
 @pytest.mark.slow
 def test_it_teaches_both_parts(folder: Path) -> None:
     """12 frames have 3 latents, of which 9 frames are decoded and compared."""
@@ -56,7 +49,7 @@ def test_it_teaches_both_parts(folder: Path) -> None:
     assert found.keys() == extras.keys()
     extras = {name: jnp.asarray(array) for name, array in found.items()}
     network = wan_weights.module(folder, SIZES, decodes=False)
-    clips = {name: jnp.asarray(array) for name, array in batch(2).items()}
+    clips = batch(MODEL)
 
     @jax.jit
     def wanted(params: Any) -> Any:
@@ -88,7 +81,7 @@ def test_a_step_on_four_devices_is_that_of_one_and_keeps_the_teacher(folder: Pat
         stepper = toy.stepper(model, fsdp=devices, batch_size=4)
         stepper.state = states.with_values(stepper.state, {}, model.file_weights())
         before = {name: np.asarray(one) for name, one in stepper.state.extras.items()}
-        losses[devices] = float(stepper(batch(4))["loss"])
+        losses[devices] = float(stepper(batch(MODEL, 4))["loss"])
         for name, array in stepper.state.extras.items():
             assert name.startswith("teacher_network.")
             np.testing.assert_array_equal(array, before[name], err_msg=name)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,6 +18,19 @@ def config(**fields: Any) -> video_ae.Config:
     side = 16 * fields.get("patch_size", 1)
     narrow = {"latent_channels": 4, "encoder_width": 8, "decoder_widths": (8, 8, 8, 8)}
     return video_ae.Config(**({"frames": 4, "height": side, "width": side} | narrow | fields))
+
+
+def batch(model: Any, rows: int = 2) -> dict[str, jax.Array]:
+    """Returns random clips, and the latents that the model requires."""
+    rng = np.random.default_rng(0)
+    spec = model.batch_spec(rows)
+    found = {
+        "video": jnp.asarray(rng.integers(0, 256, spec["video"].shape), jnp.uint8),
+        "weight": jnp.ones(rows),
+    }
+    if "latents" in spec:
+        found["latents"] = jnp.asarray(rng.normal(size=spec["latents"].shape), jnp.float32)
+    return found
 
 
 def params(model: video_ae.Config, seed: int = 0) -> dict[str, np.ndarray]:

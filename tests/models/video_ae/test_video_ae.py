@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.small_causal import rows_of
 from models.small_params import assert_same
+from models.video_ae import small_autoencoder
 from training import toy
 
 from jaxtrain.cost.flops import product_flops
@@ -21,25 +23,13 @@ from jaxtrain.ops.cpu import COMPILER_OPTIONS
 from jaxtrain.training.model_flops import model_flops
 
 TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # padded to 8
+batch = functools.partial(small_autoencoder.batch, TINY)
 
 
 @pytest.fixture(scope="module")
 def graph_and_params() -> tuple[Any, Any]:
     graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
     return graph, toy.stirred(params)
-
-
-def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(seed)
-    shape = TINY.batch_spec(rows)["video"].shape
-    return {
-        "video": jnp.asarray(rng.integers(0, 256, shape), jnp.uint8),
-        "weight": jnp.ones(rows),
-    }
-
-
-def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
-    return {name: array[rows] for name, array in whole.items()}
 
 
 @functools.cache

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxtrain.models.wan import network
 from jaxtrain.storage import tensor_files
+from jaxtrain.training.state import ModelDefinition
 
 NARROW: dict[network.Version, network.Architecture] = {
     "wan2.1": network.Architecture(width=8, decoder_width=8, latent_channels=4),
@@ -85,9 +85,6 @@ def filled(
     sizes: network.Architecture, arrays: dict[str, np.ndarray], *, decodes: bool = True
 ) -> network.WanVae:
     """Returns the network with these arrays, by dotted path."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: network.WanVae(sizes, decodes=decodes)))
-    leaves = [
-        (path, leaf.replace(jnp.asarray(arrays[".".join(map(str, path))])))
-        for path, leaf in nnx.to_flat_state(state)
-    ]
-    return nnx.merge(graph, nnx.from_flat_state(leaves))
+    definition = ModelDefinition(lambda _: network.WanVae(sizes, decodes=decodes))
+    found = jax.tree.map(jnp.asarray, arrays)
+    return definition.module(found, found)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,7 @@ from program import (
     arrays_of,
     environment,
     execute,
-    run,
-    started,
     two_processes,
-    wait_for,
     write_corpus,
 )
 from training.diagnosis.faulty import Numbers, line
@@ -40,8 +36,6 @@ FAST = "--xla_backend_optimization_level=0"
 
 
 class Ended(NamedTuple):
-    """A command that has ended."""
-
     code: int
     out: str
     errors: str
@@ -297,22 +291,6 @@ def test_other_models_and_runs_are_refused_in_a_line(place: Path) -> None:
     ):
         assert (code, errors.count("\n")) == (2, 1), (words, errors)
         assert message in errors
-
-
-@pytest.mark.long
-def test_a_stopped_run_saves_no_bad_step(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    flags = [*TINY_MLM, "--data.path", "corpus", "--loop.steps", "100000", "--output-dir", "out"]
-    process = started(tmp_path, *flags)
-    metrics = tmp_path / "out/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, process)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=200)
-    assert process.returncode == 75
-    assert not (tmp_path / "out" / pointer.ASIDE).exists()
-    refused = run(tmp_path, "find-nan", "out")
-    assert refused.returncode == 2
-    assert "out: this run has saved no bad step" in refused.stderr
 
 
 @pytest.mark.long
