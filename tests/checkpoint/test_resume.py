@@ -49,14 +49,30 @@ def quiet(line: str) -> None:
     pass
 
 
-def test_a_damaged_checkpoint_is_moved_and_the_one_before_it_is_used(run: Path) -> None:
-    """test_pointer.py has all kinds of damage."""
-    spoil(run, 9)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("state/d/0", "flipped"), ("state/d/0", "shorter"), ("state/_METADATA", "longer")),
+        *(("state/_METADATA", "emptied"), ("tokenizer.json", "deleted")),
+    ],
+)
+def test_damage_to_any_file_is_detected(run: Path, tmp_path: Path, name: str, how: str) -> None:
+    victim = small_checkpoint.data_of(run / "checkpoints/9.json") / name
+    content = victim.read_bytes()
+    victim.unlink()
+    if how != "deleted":
+        changed = {
+            "flipped": bytes([content[0] ^ 4]) + content[1:],
+            "shorter": content[:-1],
+            "longer": content + b"x",
+            "emptied": b"",
+        }
+        victim.write_bytes(changed[how])
     said: list[str] = []
     assert small_checkpoint.choose("latest", run, said.append) == run / "checkpoints/4.json"
     category, _, why = small_checkpoint.aside(run)[9].partition(": ")
     assert category == "damaged"
-    assert "state/d/0" in why
+    assert name in why
     (moved,) = (run / "aside").glob("9-*.json")
     assert said == [
         f"warning: checkpoint {run}/checkpoints/9 is damaged ({why}): moved to "
@@ -308,6 +324,13 @@ def places(tmp_path: Path) -> Places:
     return Places(tmp_path / "run")
 
 
+def test_a_new_machine_takes_the_newest_in_the_bucket(places: Places) -> None:
+    places.save(4, "bucket", kinds=("checkpoints", "best"))
+    newest = places.save(8, "bucket")
+    assert places.latest() == newest
+    assert pointer.steps(places.directory / "best") == []  # only what is needed is fetched
+
+
 def test_what_the_bucket_does_not_have_does_not_count(places: Places) -> None:
     """A start on another machine must give the same result."""
     newest = places.save(4, "disk", "bucket")
@@ -357,3 +380,11 @@ def test_no_fresh_start_if_the_bucket_has_only_damaged_checkpoints(places: Place
     with pytest.raises(InputError, match=r"no checkpoint of s3://bucket/run is intact \(check"):
         places.latest()
     assert places.copy.store.steps() == [8]
+
+
+def test_a_step_is_found_in_the_bucket_too(places: Places) -> None:
+    older = places.save(4, "bucket")
+    places.save(8, "bucket")
+    assert places.latest("4") == older
+    with pytest.raises(InputError, match="has no complete checkpoint 5; checkpoints/ has: 4, 8"):
+        places.latest("5")

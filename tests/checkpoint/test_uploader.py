@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint import small_checkpoint
-from checkpoint.small_state import make_state, meta_of
+from checkpoint.small_state import make_state, meta_of, save
 from obstore.store import MemoryStore
 from program import arrays_of, wait_for
 
@@ -146,7 +146,6 @@ def test_another_machine_resumes_with_checkpoint_best_and_files(runs: Callable[.
 
     second = runs("two")
     assert second.on_disk == [6]
-    assert pointer.steps(second.directory / "best") == []  # only what is needed is fetched
     assert pointer.verify(second.directory / "checkpoints/6.json") == ""
     assert second.uploader.has_best(4)
     assert not second.uploader.has_best(6)
@@ -285,6 +284,22 @@ def test_samples_of_abandoned_steps_are_deleted_in_the_bucket(runs: Callable[...
     (second.directory / "samples/clip_2.png").unlink()
     second.upload(4)
     assert "samples/clip_2.png" not in second.bucket.sizes()
+
+
+def test_a_used_folder_continues_its_own_checkpoints(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    first = runs("one", None).begin().upload(2)
+    first.close()
+    with pytest.raises(InputError, match=r"run already contains checkpoints \(newest: 2\): resume"):
+        runs("two", None)
+    other = CheckpointSaver(tmp_path / "other", 2)
+    save(other, 4)
+    other.close()
+    second = runs("two", str(tmp_path / "other"))
+    assert second.start_from == second.directory / "checkpoints/2.json"
+    assert any("s3://bucket/run continues with its own checkpoints" in line for line in second.said)
+    assert first.stored == [2]
 
 
 def test_an_upload_that_falls_behind_says_so_and_the_last_is_uploaded(

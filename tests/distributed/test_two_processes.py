@@ -56,6 +56,16 @@ def test_two_processes_reproduce_the_metrics_of_one(place: Path) -> None:
     assert "step 6/6" not in outputs[1]
 
 
+@pytest.mark.long  # test_process_group.py has a shorter test
+def test_wrong_input_ends_both_processes(place: Path) -> None:
+    with two(place, "--output-dir", "wrong", "--data.path", "nowhere") as started:
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2], "\n".join(outputs)
+    for output in outputs:
+        assert "nowhere" in output
+        assert "Traceback" not in output
+
+
 VIDEO = [
     *("--config", "demo", "--model.frames", 4, "--model.height", 16, "--model.width", 16),
     *("--model.encoder_width", 8, "--model.decoder_widths", 16, 8, 8, 8),

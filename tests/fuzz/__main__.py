@@ -209,7 +209,7 @@ class _Pool:
         try:
             folder = box.clear()
             path = cases.place(seed, self._valid, folder)
-            arguments = command.arguments(cases.shown(path, folder))
+            arguments = command.arguments(cases.relative(path, folder))
             ended = box.run(arguments, fresh=False, seconds=180)
             events = {event["detail"] for event in ended.events if event["what"] == "starts"}
             usual = frozenset(events | ended.started)

@@ -68,6 +68,7 @@ class Place:
 
     Args:
         folder: with the corpus, and ``straight``, an undisturbed run with all its checkpoints.
+        kills: of its starts, in this order.
     """
 
     def __init__(self, folder: Path, kills: Sequence[Kill] = ()) -> None:
@@ -188,6 +189,15 @@ def test_two_processes_with_a_checkpoint_of_another_run(folder: Path) -> None:
     check(folder, 3)
 
 
+def test_two_processes_with_a_step(folder: Path) -> None:
+    shutil.copytree(folder / "straight", folder / "run")
+    output = Place(folder, [Kill("rendezvous", 1), Kill("compilation", 1)]).local(
+        2, "--resume", "2"
+    )
+    assert resumed_from(output) == ["run/checkpoints/2"] * 2
+    check(folder, 0)
+
+
 def test_the_other_runs_checkpoint_is_gone_when_the_run_has_its_own(folder: Path) -> None:
     """The other run continues meanwhile, and keeps only its newest."""
     place = Place(folder, [SPENT])
@@ -230,6 +240,13 @@ def test_by_hand_a_step(folder: Path) -> None:
     check(folder, 0)
 
 
+def test_by_hand_a_new_run(folder: Path) -> None:
+    place = Place(folder, kills("before a save"))
+    place.kill()
+    assert resumed_from(place.by_hand()) == []
+    check(folder, 0)
+
+
 def test_a_process_that_is_late(folder: Path) -> None:
     """The first start ends with 75, and has recorded nothing."""
     place = Place(folder, [Kill("rendezvous", 1, number=signal.SIGSTOP)])
@@ -249,4 +266,18 @@ def test_a_pod_that_is_created_again(folder: Path) -> None:
         outputs += resumed_from(found.stdout)
     assert found.returncode == 0, found.stdout
     assert outputs == ["run/checkpoints/2"] * 2 + ["run/checkpoints/3"]
+    check(folder, 0)
+
+
+def test_a_jobset_restarts_its_pods(folder: Path) -> None:
+    shutil.copytree(folder / "straight", folder / "run")
+    place = Place(folder, kills("rendezvous", "restore"))
+    for number in range(3):
+        found = place.launch(
+            *("pod.sh", *FLAGS, *OUTPUT, "--resume", "2"),
+            JOBSET_UID="12-ab",
+            RESTARTS=str(number),
+        )
+    assert found.returncode == 0, found.stdout
+    assert resumed_from(found.stdout) == ["run/checkpoints/2"]
     check(folder, 0)

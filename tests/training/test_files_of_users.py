@@ -34,6 +34,20 @@ def of_user(work: Path, files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: (work / name).read_bytes() for name in files if (work / name).is_file()}
 
 
+def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    write_often_bad(tmp_path)
+    files = add_files(tmp_path / "work", 1)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    done = run(tmp_path, *ARGUMENTS)
+    assert done.returncode == 2, done.stderr
+    assert "--output-dir" in done.stderr
+    assert "is not empty and not a run" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts) == before
+    assert of_user(tmp_path / "work", files) == files
+
+
 @pytest.mark.long  # test_run_marker.py knows whose files are whose
 def test_all_files_of_a_user_are_there_byte_for_byte(tmp_path: Path) -> None:
     """They came after the run had begun: a stop, a resume, rollbacks, a step back, a prune."""

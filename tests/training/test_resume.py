@@ -124,9 +124,25 @@ def test_ctrl_c_while_the_workers_start_is_one_line(place: Path) -> None:
 
 
 def _command_lines(group: int) -> str:
+    """Returns the command lines of all processes in a group."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if os.getpgid(int(folder.name)) == group:
                 found.append((folder / "cmdline").read_text())
     return "\n".join(found)
+
+
+@pytest.mark.long  # test_start.py stops a start at each moment
+def test_a_kill_before_the_first_save_keeps_the_checkpoint_of_another_run(place: Path) -> None:
+    """The same command, repeated, means the same; so does --resume latest."""
+    flags = [*EIGHT, "--loop.steps", 12, "--output-dir", "other"]
+    process = started(place, *flags, "--resume", "straight/checkpoints/8")
+    wait_for((place / "other/start.json").exists, process)
+    process.kill()
+    process.communicate()
+    text = train(place, *flags, "--resume", "latest")
+    assert f"no checkpoint yet: starting from {place}/straight/checkpoints/8" in text
+    assert "straight/checkpoints/8: step 8 of 12" in text
+    straight, other = losses(place / "straight"), losses(place / "other")
+    assert other == {step: straight[step] for step in (9, 10, 11, 12)}

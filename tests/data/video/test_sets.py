@@ -256,6 +256,44 @@ def test_tars_of_videos_that_are_in_other_groups_now_are_removed(
     resumable.check_complete(out)
 
 
+def test_a_removed_video_that_had_a_tar_is_named(data: Path, tmp_path: Path, alone: None) -> None:
+    del alone
+    out = tmp_path / "out"
+    prepared(data, out)
+    (had,) = (name for name, listed in members(out).items() if listed == ["3.mp4"])
+    (data / "3.mp4").unlink()
+    _, said = prepared(data, out)
+    assert any(f"such as {had}" in line for line in said)
+    assert "3.mp4" not in table_of(out).names
+
+
+def test_a_killed_preparation_continues(
+    data: Path, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, cuts: list[str]
+) -> None:
+    del alone
+    recorded = pieces.cut
+
+    def cut(path: str, *rest: Any) -> pieces.Cut:
+        if len(cuts) == 5:
+            raise KeyboardInterrupt
+        return recorded(path, *rest)
+
+    monkeypatch.setattr(sets.machine, "cores", lambda: 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(pieces, "cut", cut)
+        with pytest.raises(KeyboardInterrupt):
+            opened(data, tmp_path / "cache")
+    (folder,) = (tmp_path / "cache/sets").iterdir()
+    before = tars(folder)
+    assert len(before) == 5
+    with pytest.raises(InputError, match=r"is incomplete: .* repeat it"):
+        opened(folder, tmp_path / "other")
+    assert opened(data, tmp_path / "cache").files == 8
+    assert sorted(cuts) == [f"{n}.mp4" for n in range(8)]
+    assert {name: tars(folder)[name] for name in before} == before
+    assert list((folder / resumable.WORK / "half").iterdir()) == []
+
+
 def test_the_fingerprint_depends_on_the_content_and_the_settings(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
