@@ -44,7 +44,7 @@ def test_a_layer_steps_through_parts_as_through_the_whole(name: str) -> None:
 
     @jax.jit
     def both(weights: Any, x: jax.Array) -> Any:
-        layer = nnx.merge(graph, weights)
+        layer: Any = nnx.merge(graph, weights)
         whole, _ = layer.step(x, None)
         parts, memory = [], None
         for part in jnp.split(x, (1, 5, 7), axis=1):
