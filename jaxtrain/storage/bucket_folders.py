@@ -1,11 +1,13 @@
 """Fetches and uploads objects and complete folders of buckets."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import record
+from jaxtrain.storage.atomic import remove_leftovers
 from jaxtrain.storage.bucket import Bucket
 from jaxtrain.storage.disks import check_room
 from jaxtrain.storage.record import Record
@@ -53,14 +55,12 @@ def upload_folder(bucket: Bucket, name: str, folder: Path, say: Callable[[str], 
 
 def download_folder(
     bucket: Bucket, name: str, folder: Path, cure: str, say: Callable[[str], None]
-) -> Record | None:
+) -> bool:
     """Fetches a folder that :func:`upload_folder` has uploaded.
 
     Args:
-        folder: on disk; made here.
-
-    Returns:
-        Its record; None if it is not complete in the bucket.
+        folder: on disk. Files that it has with the right size are kept, so it can only have files
+            of an earlier call with the same name. Each file appears complete.
 
     Raises:
         RunAgain: the disk has too little space, or a file was deleted in the meantime.
@@ -68,19 +68,28 @@ def download_folder(
     """
     complete, url = _complete(bucket, name), f"{bucket.url}/{name}"
     if complete is None:
-        return None
+        return False
     made, sizes = complete
-    folder.mkdir()
-    check_room(folder, sum(sizes.values()), f"fetching {url}", cure)
-    say(f"fetching {sum(sizes.values()) / 1e6:,.1f} MB from {url}")
-    for file in sizes:
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not bucket.download(f"{name}/{file}", path):
+    missing = {file: size for file, size in sizes.items() if _size(folder / file) != size}
+    folder.mkdir(exist_ok=True)
+    check_room(folder, sum(missing.values()), f"fetching {url}", cure)
+    say(f"fetching {sum(missing.values()) / 1e6:,.1f} MB from {url}")
+    for path in {(folder / file).parent for file in sizes}:
+        path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path, alone=True)
+    for file in missing:
+        if not bucket.fetch(f"{name}/{file}", folder / file):
             raise RunAgain(f"{url}/{file} was deleted while it was fetched: start again")
     if bad := record.damaged(folder, made):
+        (folder / bad).unlink()
         raise InputError(
             f"{url}/{bad} is damaged: its SHA-256 is not that of {record.NAME}: delete {url}, and "
             "repeat the command that prepares it"
         )
-    return made
+    return True
+
+
+def _size(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return None

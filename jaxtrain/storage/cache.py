@@ -162,19 +162,16 @@ def _make_folder(
             beside_it = re.compile(re.escape(folder.name) + r"\.tmp-[0-9a-f]{12}")  # of _beside
             for left in filter(beside_it.fullmatch, os.listdir(folder.parent)):
                 shutil.rmtree(folder.parent / left, ignore_errors=True)
-        # Without locks, several processes may do this at once, each in its own folder.
+        if bucket is not None and (made := _fetch(folder, say, alone, bucket)) is not None:
+            return made
+        if build is None:
+            return None
+        # Without locks, several processes may build at once, each in its own folder.
         work = _beside(folder)
         try:
             with explained(folder.parent):
-                if bucket is not None:
-                    store, name = bucket.store, bucket.name(folder)
-                    made = bucket_folders.download_folder(store, name, work, CURE, say)
-                if made is None:
-                    if build is None:
-                        return None
-                    work.mkdir()
-                    made = record.write(work, build(work))
-                return _publish(work, folder, made, say)
+                work.mkdir()
+                return _publish(work, folder, record.write(work, build(work)), say)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -211,6 +208,30 @@ def _publish(
         say(f"the cache folder {folder} is damaged: rebuilding it")
     record.publish(work, folder, _beside(folder))
     return record.read(folder) or made
+
+
+def _fetch(
+    folder: Path, say: Callable[[str], None], alone: bool, bucket: CacheBucket
+) -> dict[str, Any] | None:
+    """Fetches a folder if it is complete in the bucket; else returns None.
+
+    Args:
+        alone: whether this process has the lock. Then files that an earlier process has fetched
+            are kept: the name of the folder determines their content.
+    """
+    work = folder.with_name(f"{folder.name}.fetching") if alone else _beside(folder)
+    keep = alone
+    try:
+        with explained(folder.parent):
+            store, name = bucket.store, bucket.name(folder)
+            if not bucket_folders.download_folder(store, name, work, CURE, say):
+                keep = False
+                return None
+            made = record.read(work)
+            return None if made is None else _publish(work, folder, made, say)
+    finally:
+        if not keep:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _beside(path: Path) -> Path:

@@ -316,7 +316,7 @@ def _break_at(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) 
     return asked
 
 
-def test_a_fetch_that_failed_leaves_nothing(
+def test_a_fetch_that_failed_continues(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[int] = []
@@ -326,8 +326,14 @@ def test_a_fetch_that_failed_leaves_nothing(
         _break_at(patched, MANIFEST, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             made_in([], built)
-    assert [path.name for path in (tmp_path / "second").rglob("key*")] == ["key.lock"]
-    folder = made_in([], built)
+    (left,) = (tmp_path / "second").rglob("key.fetching")
+    (left / ".manifest.json.abcd1234.json").touch()  # of a fetch that was killed
+    before = (left / "file").stat().st_ino
+    said: list[str] = []
+    folder = made_in(said, built)
+    size = (folder / MANIFEST).stat().st_size
+    assert said == [f"fetching {size / 1e6:,.1f} MB from s3://bucket/cache/text/key"]
+    assert (folder / "file").stat().st_ino == before
     assert {path.name for path in folder.parent.iterdir()} == {"key", "key.lock"}
     assert {path.name for path in folder.iterdir()} == {"file", MANIFEST}
     assert len(built) == 1
