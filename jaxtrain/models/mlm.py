@@ -143,7 +143,10 @@ class Layer(nnx.Module):
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
         seen_BSNK = attention.attend(
-            *(q_BSNK, k_BSNK, v_BSNK, attended_BQS),
+            q_BSNK,
+            k_BSNK,
+            v_BSNK,
+            attended_BQS,
             rate=self.attention_dropout,
             keys_B=weights_keys,
         )
