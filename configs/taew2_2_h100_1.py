@@ -3,7 +3,8 @@
 The teacher runs inside the step, on the same random crops: the encoder learns its latents, and the
 decoder learns to decode them. Weights with the shapes of TAEHV's `taew2_2`. Differs from
 `taehv_h100_1`, the published recipe with Muon, in the model, in its random initial parameters, and
-in the crops: of 64x64, the teacher makes only 4x4 latents. No run has been made yet.
+in the crops: of 64x64, the teacher makes only 4x4 latents. The encoder gains from a second run, in
+which the decoder is frozen (docs/results.md). No run has been made yet.
 
 Guide: docs/guides/distill.md. A specialist would prepare the latents once
 (`prepare latents`): the teacher does most of the step's work. On 8 GPUs:
