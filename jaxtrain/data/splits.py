@@ -101,13 +101,17 @@ def _inside(name: str) -> tuple[str, Side] | None:
     return f"{folder}/" + re.sub(r"\d+", "#", around), _WORDS[match.group().lower()]
 
 
-def names_with_side(names: Sequence[str]) -> list[str]:
-    """Returns the names with a word for a side, if not all of them have the same."""
+def names_with_side(names: Sequence[str], *, other_than: Side | None = None) -> list[str]:
+    """Returns the names with a word for a side, if not all of them have the same.
+
+    Args:
+        other_than: a side whose words are not counted.
+    """
     depth = common_depth(names)
     words = [_alone(name, depth) or ((mark := _inside(name)) and mark[1]) for name in names]
     if len({*words}) < 2:
         return []
-    return [name for name, word in zip(names, words, strict=True) if word]
+    return [name for name, word in zip(names, words, strict=True) if word not in (None, other_than)]
 
 
 def by_hash(groups: Sequence[str], sizes: Sequence[int], train_share: float) -> list[bool]:
@@ -183,7 +187,8 @@ def decided(
         all_train: whether ``data.val_path`` validates, so that no file is split.
     """
     named_sides = by_name(names)
-    if named_sides is None and (ignored := names_with_side(names)):
+    ignored = names_with_side(names, other_than="train" if all_train else None)
+    if named_sides is None and ignored:
         instead = "all files train" if all_train else "all files are split"
         fix = "name folders train, val and test" + ("" if all_train else ", or set data.val_path")
         say(
