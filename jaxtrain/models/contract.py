@@ -167,8 +167,8 @@ class ModelConfig(bounds.Section):
         del field, theirs
         return False
 
-    def formulas(self) -> list[str]:
-        """Lists numbers that follow from fields, with their formulas, for a run's first lines."""
+    def notes(self) -> list[str]:
+        """Lists what follows from fields, such as sizes with formulas, for a run's first lines."""
         return []
 
     @property

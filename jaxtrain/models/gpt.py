@@ -343,7 +343,7 @@ class Config(causal.CausalConfig):
         """Returns the factor of the embedding's and output layer's rates: (width / 768)^-0.5."""
         return float((self.hidden / _RATE_WIDTH) ** -0.5)
 
-    def formulas(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Lists the numbers that follow from `depth`, with their formulas."""
 
         def origin(value: int | None, formula: str) -> str:

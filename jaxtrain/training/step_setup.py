@@ -140,7 +140,7 @@ def build_step_setup(
 
     total = total_steps_of(run)
     length_explanation = run_length.steps_rule(run, total, **length_inputs)
-    for line in run.model.formulas():
+    for line in run.model.notes():
         say(line)
     say(f"{parameters:,} parameters; {length_explanation}")
     if definition.frozen:

@@ -90,7 +90,7 @@ def test_video_configs(runs: dict[str, config.Run], name: str) -> None:
     assert model.decoder_widths == (256, 128, 64, 64)
     assert model.remat == "none"
     assert model.reconstruction_weight == 20
-    assert model.formulas() == [], "the loss compares every frame"
+    assert model.notes() == [], "the loss compares every frame"
     assert (data.max_frame_delta, data.train_split) == (2, 0.95)
     assert data.flip
 

@@ -69,7 +69,7 @@ def test_depth_sets_the_size(depth: int, width: int, heads: int, millions: float
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
     assert count == 2 * 65_536 * width + 12 * depth * width**2
     assert round(count / 1e6, 1) == millions
-    said = " ".join(model.formulas())
+    said = " ".join(model.notes())
     for words in (f"width {width} (64 x depth)", f"{heads} query heads", f"parameters {count:,} ("):
         assert words in said
 
@@ -197,6 +197,6 @@ def test_depths_of_2026_have_heads_of_128_as_in_nanochat() -> None:
         model = gpt.Config.of_2026(vocab_size=64, sequence_length=128, depth=depth)
         sizes[depth] = (model.hidden, model.query_heads)
     assert sizes == {12: (768, 6), 13: (896, 7), 15: (1024, 8), 24: (1536, 12), 25: (1664, 13)}
-    text = " ".join(gpt.Config.of_2026(vocab_size=64, sequence_length=128, depth=13).formulas())
+    text = " ".join(gpt.Config.of_2026(vocab_size=64, sequence_length=128, depth=13).notes())
     assert "width 896 (64 x depth, up to a multiple of 128)" in text
     assert gpt.Config(vocab_size=64, sequence_length=128, depth=3).hidden == 192

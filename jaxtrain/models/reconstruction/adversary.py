@@ -128,7 +128,6 @@ class Seraena(nnx.Module):
     def __init__(
         self,
         *,
-        weight: float,
         frames: int,
         crop: int | None,
         replay: int,
@@ -139,7 +138,7 @@ class Seraena(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.discriminator = Discriminator(3 * frames + latent_channels, rngs=rngs)
-        self.weight, self.frames, self.crop, self.factor = weight, frames, crop, space_factor
+        self.frames, self.crop, self.factor = frames, crop, space_factor
         high, wide = (height, width) if crop is None else (crop, crop)
         latent = (high // space_factor, wide // space_factor, latent_channels)
         self.replay = ReplayBuffer(replay, (high, wide, 3 * frames), latent)

@@ -198,7 +198,7 @@ class ReconstructionConfig(ModelConfig):
             weights |= {f"teacher_network.{name}": of_teacher[name] for name in used}
         return weights
 
-    def formulas(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Says which frames no loss compares, which losses begin later, and what is assumed."""
         later = [loss for loss in (self.perceptual, self.adversary) if loss is not None]
         lines = self.timing.unused(self.frames) + [line for loss in later for line in loss.begins()]
@@ -571,7 +571,6 @@ def _adversary(config: ReconstructionConfig, rngs: nnx.Rngs) -> Seraena | None:
         return None
     decoded = config.timing.decoded(config.timing.latent_frames(config.frames))
     return Seraena(
-        weight=settings.weight,
         frames=min(settings.frames, decoded),
         crop=settings.crop,
         replay=settings.replay,

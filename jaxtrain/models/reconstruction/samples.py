@@ -11,21 +11,21 @@ import jax.numpy as jnp
 ROWS = ("original", "reconstruction", "error")
 
 _FRAMES = 6  # per clip in an image
-_WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are scaled down
+_WIDEST_IMAGE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are scaled down
 _BRIGHTEST = 0.25  # mean absolute error of a pixel drawn white in the heat map
 _LEAST_CHANNEL = 64  # approximate length in pixels of the longer side of a latent's channel
 _LINE = 2  # pixels
 _DEVIATIONS = 2.5  # standard deviations of a latent's channel from middle gray to black or white
 
 
-def beside(target_BTHW3: jax.Array, found_BTHW3: jax.Array) -> jax.Array:
+def beside(target_BTHW3: jax.Array, reconstruction_BTHW3: jax.Array) -> jax.Array:
     """Stacks original, reconstruction, and error of each frame: [B, R, T, H, W, 3] in [0, 1].
 
     The error is drawn as a heat map: black where there is none, then red, yellow and white.
     """
-    error = jnp.abs(found_BTHW3 - target_BTHW3).mean(-1, keepdims=True) / _BRIGHTEST
+    error = jnp.abs(reconstruction_BTHW3 - target_BTHW3).mean(-1, keepdims=True) / _BRIGHTEST
     heat = jnp.concatenate([jnp.clip(3 * error - start, 0, 1) for start in (0, 1, 2)], axis=-1)
-    return jnp.stack([target_BTHW3, found_BTHW3, heat], axis=1)
+    return jnp.stack([target_BTHW3, reconstruction_BTHW3, heat], axis=1)
 
 
 def in_a_row(shown_BRTHW3: jax.Array) -> jax.Array:
@@ -35,7 +35,7 @@ def in_a_row(shown_BRTHW3: jax.Array) -> jax.Array:
     # Evenly spaced, including the first and the last frame.
     picked = [i * (frames - 1) // max(count - 1, 1) for i in range(count)]
     some = jnp.stack([shown_BRTHW3[:, :, i] for i in picked], axis=2)
-    some = _smaller(some, _WIDEST_PICTURE // count)
+    some = _smaller(some, _WIDEST_IMAGE // count)
     b, rows, t, h, w, c = some.shape
     return _bytes(some.transpose(0, 1, 3, 2, 4, 5).reshape(b * rows * h, t * w, c))
 
@@ -64,8 +64,8 @@ def grid(latent_BHWC: jax.Array) -> jax.Array:
     large = jnp.pad(large, ((0, 0), (0, _LINE), (0, _LINE), (0, 0)), constant_values=1)
     _, h, w, _ = large.shape
     cells = large.reshape(b, h, w, down, across).transpose(0, 3, 1, 4, 2)
-    picture = cells.reshape(b * down * h, across * w)
-    return _bytes(jnp.repeat(picture[..., None], 3, axis=-1))
+    image = cells.reshape(b * down * h, across * w)
+    return _bytes(jnp.repeat(image[..., None], 3, axis=-1))
 
 
 def _smaller(shown_BRTHW3: jax.Array, widest: int) -> jax.Array:

@@ -158,4 +158,4 @@ def test_its_widths_are_those_of_the_folder(folder: Path) -> None:
         assert model.teacher.sizes(4) == sizes
         extras = states.ModelDefinition(model.build).extras
         assert extras["teacher_network.encoder.conv_in.bias"].shape == (sizes.width,)
-        assert ("published wan2.1" in " ".join(model.formulas())) == (sizes is not SIZES)
+        assert ("published wan2.1" in " ".join(model.notes())) == (sizes is not SIZES)
