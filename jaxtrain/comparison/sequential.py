@@ -64,7 +64,6 @@ class Interval:
     high: float
     center: float
     mean: float
-    pairs: int
     symmetric: bool = True
 
     def excludes(self, value: float) -> bool:
@@ -85,7 +84,7 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> Interval:
     """
     d = np.asarray(differences, np.float64)
     if not d.size:
-        return Interval(-math.inf, math.inf, math.nan, math.nan, 0)
+        return Interval(-math.inf, math.inf, math.nan, math.nan)
     if not np.isfinite(d).all():
         raise ValueError(f"differences must be finite: {d.tolist()}")
     smallest, largest = float(d.min()), float(d.max())
@@ -95,12 +94,12 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> Interval:
     mean = float(d.mean())
     middle = center(d)
     if not possible.size:  # the differences are not symmetric around anything
-        return Interval(-math.inf, math.inf, middle, mean, d.size, symmetric=False)
+        return Interval(-math.inf, math.inf, middle, mean, symmetric=False)
     first, last = possible[0], possible[-1]
     low = -math.inf if first == 0 else _edge(d, grid[first], grid[first - 1], level)
     high = math.inf if last == grid.size - 1 else _edge(d, grid[last], grid[last + 1], level)
     symmetric = low <= mean <= high and looks_symmetric(d)
-    return Interval(low, high, min(max(middle, low), high), mean, d.size, symmetric)
+    return Interval(low, high, min(max(middle, low), high), mean, symmetric)
 
 
 def fewest_pairs(level: float = LEVEL) -> int:

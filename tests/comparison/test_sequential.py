@@ -73,7 +73,7 @@ def test_the_interval_contains_the_center_and_shrinks(name: str) -> None:
     rng = np.random.default_rng(54)
     missed = 0
     for given in DISTRIBUTIONS[name](rng, (40, 20)) + 3.0:
-        before = sequential.Interval(-math.inf, math.inf, math.nan, math.nan, 0)
+        before = sequential.Interval(-math.inf, math.inf, math.nan, math.nan)
         for pairs in (6, 8, 12, 20):
             now = sequential.interval(given[:pairs])
             assert before.low <= now.low + 1e-9

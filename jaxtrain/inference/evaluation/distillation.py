@@ -135,10 +135,6 @@ class StudentMeter(Meter):
             slope, correlation = cov / var_t, cov / np.sqrt(var_t * var_s)
             return Latents(slope, (s - slope * t) / np.sqrt(var_t), correlation)
 
-    def rfvd(self) -> list[float]:
-        """Returns []: it is not measured."""
-        return []
-
     def _alone(
         self, original: np.ndarray, of_teacher: np.ndarray, of_student: np.ndarray
     ) -> tuple[dict[str, float], dict[str, float]]:

@@ -77,12 +77,6 @@ class Timing:
             return _H3_LATENTS * math.ceil(frames / H3_CHUNK) - _H3_DROPPED
         return math.ceil(frames / self.factor)
 
-    def encoded_frames(self, frames: int) -> int:
-        """Returns the frames that the encoder processes for a clip, padding included."""
-        if self.chunked:
-            return (H3_CHUNK + H3_BLACK) * math.ceil(frames / H3_CHUNK)
-        return self.latent_frames(frames) * self.factor
-
     def pad_time(self, video_BTHWC: jax.Array) -> jax.Array:
         """Repeats the last frame until T is a multiple of `factor`, or of 17 for H3."""
         missing = -video_BTHWC.shape[1] % (H3_CHUNK if self.chunked else self.factor)
