@@ -208,7 +208,8 @@ def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
     """Returns the videos on which no source was trained; None if none was trained on these.
 
     Raises:
-        InputError: the data have changed since, so that the split of a run is unknown.
+        InputError: the data have changed since, so that the split of a run is unknown; or no video
+            is left, such as of a run that trained on all of them.
     """
     from jaxtrain.data.video import Config
     from jaxtrain.interop import weights
@@ -220,6 +221,12 @@ def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
         trained_on = meta.get("config", {}).get("data", {})
         if not _is_same(trained_on.get("path"), data):
             continue
+        if (val_path := trained_on.get("val_path")) is not None:
+            raise InputError(
+                f"{source} was trained on --data {addresses.public(data)}, and validates on "
+                f"other videos: pass --data {val_path}, or --split all to measure those that it "
+                "was trained on"
+            )
         settings = record.section(Config, trained_on, str(source), "data")
         model = from_file.model_config(meta["config"]["model"], str(source))
         opened = dataclasses.replace(settings, path=data).open(model, seed=0, say=lambda line: None)
@@ -236,6 +243,11 @@ def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
         terminal.say(
             f"{source} was trained on --data {addresses.public(data)}: measuring only what it "
             "validates on; --split all measures everything"
+        )
+    if held_out is not None and not held_out:
+        raise InputError(
+            f"--data {addresses.public(data)}: each of these videos has trained one of "
+            f"{', '.join(map(str, sources))}; pass other videos, or --split all"
         )
     return held_out
 

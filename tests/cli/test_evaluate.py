@@ -314,3 +314,14 @@ def test_the_image_of_a_video_with_the_longest_name_is_written(tmp_path: Path) -
     (path,) = evaluate._write(evaluate._drawn([clip]), tmp_path)
     assert path.name.startswith("1-éé")
     assert path.is_file()
+
+
+def test_what_trained_is_not_measured_as_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If other videos validate, all of ``data.path`` trained, of whatever names."""
+    data = {"path": str(tmp_path), "val_path": "val"}
+    monkeypatch.setattr(weights, "run_meta", lambda source: {"config": {"data": data}})
+    assert evaluate._held_out([Path("run")], str(tmp_path / "others")) is None
+    with pytest.raises(InputError, match="validates on other videos: pass --data val, or"):
+        evaluate._held_out([Path("run")], str(tmp_path))
