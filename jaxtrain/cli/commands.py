@@ -534,10 +534,10 @@ class Compare(OfConfig, Json):
 
     After each pair it prints the difference with an interval that is valid at every look, and it
     stops at a verdict: better, worse, equivalent (with --practical), identical to the bit, or
-    diverged. No verdict of a difference is possible before the sixth pair. --section.field VALUE
-    changes all sides. To continue after a stop, repeat the command: runs are used again as long as
-    their code and data stay the same. Runs that exist are compared in pairs, with equal seeds. The
-    exit code says the verdict.
+    diverged. No verdict of a difference is possible before the sixth pair, with several changes
+    later. --section.field VALUE changes all sides. To continue after a stop, repeat the command:
+    runs are used again as long as their code and data stay the same. Runs that exist are compared
+    in pairs, with equal seeds. The exit code says the verdict.
     """
 
     usages = (

@@ -1,5 +1,6 @@
 """``jaxtrain compare``: tells whether a change is better."""
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from jaxtrain.comparison.side import Side
 from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
+
+# Flags with an effect on runs that exist.
+_OF_EXISTING = ("arguments", "config", "others", "metric", "practical", "json")
 
 
 def main(flags: commands.Compare) -> int:
@@ -37,10 +41,14 @@ def main(flags: commands.Compare) -> int:
 
 
 def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Comparison:
-    if flags.overrides or flags.change or flags.change_code or flags.output_dir:
-        raise InputError(
-            "compare of runs that exist changes no fields and writes no folder: drop these flags"
-        )
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if field.name not in _OF_EXISTING and value != field.default:
+            flag = "" if field.name == "overrides" else f"--{field.name.replace('_', '-')} "
+            given = flag + (" ".join(value) if isinstance(value, tuple) else str(value))
+            raise InputError(
+                f"compare of runs that exist trains nothing, so {given} has no effect: omit it"
+            )
     if len(folders) % 2:
         raise InputError(
             f"compare takes pairs of runs, but {len(folders)} folders are given: add the other run "
