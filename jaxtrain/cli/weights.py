@@ -102,6 +102,11 @@ def _write(flags: commands.Export, source: Path, target: Path) -> tuple[Path, st
     if flags.push is not None and flags.format is None:
         folder = loaded.model.has_folder
     if flags.push is not None and not folder and loaded.model.task in ("generate", "fill"):
+        if loaded.model.has_folder:
+            raise InputError(
+                f"--format {flags.format}: --push uploads a language model as a folder for "
+                "transformers; omit --format"
+            )
         raise InputError(
             f"{loaded.source}: --push uploads a language model as a folder for transformers, which "
             f"has no such model as this {name}: export a weights file instead, without --push"

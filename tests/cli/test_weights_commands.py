@@ -19,6 +19,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference.video import autoencoder
 from jaxtrain.interop import hub, weights
 from jaxtrain.models import gpt, mlm, video_ae, wan_vae
+from jaxtrain.models.wan import network as wan_network
 from jaxtrain.training import state
 
 FIXTURES = {
@@ -290,6 +291,28 @@ def test_latents_that_comfyui_does_not_pass_are_reported() -> None:
     assert "model.teacher.network=wan2.2 are scaled" in str(taught.comfyui_note())
 
 
+@pytest.mark.parametrize(
+    ("network", "name", "std", "scaled"),
+    [
+        ("wan2.2", "lighttaew2_2", 1, False),
+        ("wan2.2", "lighttaew2_2", 2, True),
+        ("wan2.1", "taehv", 1, True),
+    ],
+)
+def test_a_teacher_whose_folder_scales_nothing_fits_comfyui(
+    network: Any, name: str, std: float, scaled: bool, tmp_path: Path
+) -> None:
+    """ComfyUI's network with 48 channels reads Wan 2.2's latents as its autoencoder makes them."""
+    model = full_width(**COMFYUI[name])
+    channels = model.latent_channels
+    sizes = dataclasses.replace(wan_network.VERSIONS[network], latent_channels=channels)
+    settings = wan_network.to_settings(sizes, [0] * channels, [std] * channels)
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    teacher = video_ae.Teacher(network=network, weights=str(tmp_path))
+    note = dataclasses.replace(model, teacher=teacher, frames=13).comfyui_note()
+    assert (note is not None) == scaled
+
+
 def test_comfyui_takes_a_safetensors_file_of_a_video_autoencoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +340,10 @@ def test_a_language_model_without_a_folder_is_not_pushed(
     source = write_run(tmp_path / "run", model, 3, random_params(model))
     assert run("export", source, "--push", "me/gpt") == 2
     assert "--push uploads a language model as a folder" in capsys.readouterr().err
+    with_folder = mlm.Config.tiny()
+    trained = write_run(tmp_path / "mlm", with_folder, 3, random_params(with_folder))
+    assert run("export", trained, "--push", "me/mlm", "--format", "file") == 2
+    assert "for transformers; omit --format" in capsys.readouterr().err
     assert run("export", source, tmp_path / "folder", "--format", "hf") == 2
     error = capsys.readouterr().err
     assert "transformers and diffusers have no network like this gpt" in error

@@ -17,7 +17,7 @@ def video(*arguments: str) -> Any:
 
 def test_a_field_enables_its_section() -> None:
     on = video("--model.adversary.weight", "0.3", "--model.perceptual.weights=a.pth")
-    assert (on.adversary.weight, on.adversary.replay) == (0.3, 1152)
+    assert (on.adversary.weight, on.adversary.replay) == (0.3, 1024)
     assert (on.perceptual.weights, on.teacher) == ("a.pth", None)
     again = overrides.apply(on, ["--adversary.crop", "64"])
     assert (again.adversary.weight, again.adversary.crop) == (0.3, 64)

@@ -4,6 +4,7 @@ A section is None if its loss is off, so that no loss has a weight without its i
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -82,6 +83,17 @@ class Teacher(bounds.Section):
         if (folder := self.folder) is None:
             return sizes
         return wan_network.of_folder(folder, sizes, field="model.teacher.weights")
+
+    def normalizes(self) -> bool:
+        """Returns whether the network normalizes its latents, by the statistics of its folder.
+
+        The published ones do. A folder that is not on this machine counts as one of them.
+        """
+        settings = None if self.folder is None else self.folder / wan_network.SETTINGS
+        if settings is None or not settings.is_file():
+            return True
+        statistics = wan_network.from_settings(json.loads(settings.read_text()), str(settings))[1]
+        return [set(values) for values in statistics] != [{0.0}, {1.0}]
 
     def assumed(self) -> list[str]:
         """Returns what a plan assumes of a network without a folder."""
@@ -173,7 +185,7 @@ class Adversary(Later):
     """Weight of the mean squared distance between frames and corrected frames."""
     crop: int | None = None
     """Side of the random crop that the discriminator sees (pixels); None uses the full frame."""
-    replay: Annotated[int, bounds.Bounds(least=1, most=2**20)] = 1152
+    replay: Annotated[int, bounds.Bounds(least=1, most=2**20)] = 1024
     """Size of the replay buffer of earlier reconstructions, in windows of three frames. A multiple
     of a microbatch's windows fills the buffer evenly and needs no communication."""
     peak_lr: bounds.Positive = 3e-4

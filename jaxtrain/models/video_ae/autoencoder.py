@@ -205,10 +205,12 @@ class Config(ReconstructionConfig):
         """Explains why ComfyUI would show wrong colors: its latents of Wan are not scaled."""
         if self.teacher is None or self.teacher.network is None:
             return None
+        if self.teacher.network == "wan2.2" and not self.teacher.normalizes():
+            return None
         return (
             f"ComfyUI would show wrong colors: the latents of model.teacher.network="
             f"{self.teacher.network} are scaled, as a diffusion model has them, and ComfyUI passes "
-            f"{self.comfyui_name()} others; see the table in docs/guides/comfyui.md"
+            f"{self.comfyui_name()} others; see docs/guides/distill.md"
         )
 
     def export_note(self) -> str | None:
