@@ -69,9 +69,14 @@ def main() -> int:
         answer = _answer(recorded([*command, *typed], len(found["pairs"])), found)
         answer["at"] = question.get("at", "steps")
         answers = _answers(study) | {name: answer}  # read again: another study.py may run beside
-        in_order = {asked: answers[asked] for asked in questions if asked in answers}
-        write_whole(study / ANSWERS, (json.dumps(in_order, indent=1) + "\n").encode())
+        text = json.dumps(in_order(answers, questions), indent=1)
+        write_whole(study / ANSWERS, f"{text}\n".encode())
     return 0
+
+
+def in_order(answers: dict[str, Any], questions: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answers in the order of the questions, then those that are not asked any more."""
+    return {name: answers[name] for name in questions if name in answers} | answers
 
 
 def _answers(study: Path) -> dict[str, Any]:

@@ -215,6 +215,15 @@ def test_the_check_of_fused_attention_compares_a_model(
     assert 0 < fused_attention.model_error(attend, small, 4) < 2e-2
 
 
+def test_an_answer_stays_when_its_question_is_not_asked_any_more() -> None:
+    answers = {"old": {"a": 1}, "second": {"a": 2}, "first": {"a": 3}}
+    assert list(study.in_order(answers, {"first": {}, "new": {}, "second": {}})) == [
+        "first",
+        "second",
+        "old",
+    ]
+
+
 def test_a_study_records_a_command_without_local_paths(tmp_path: Path) -> None:
     typed = ["--data.path", str(tmp_path), "--pairs", "20", "--model.init_from", "None"]
     command = study.recorded(["compare", "a.py", *typed], pairs=6)
