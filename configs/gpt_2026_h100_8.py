@@ -28,9 +28,9 @@ run = _base.override(
         "model": _model,
         "data.batch_size": _scaling.batch_tokens // _model.sequence_length,
         "optim.weight_decay": _base.optim.weight_decay * _scaling.decay_scale,
-        "optim.accumulate": 4,  # 16 sequences x 8 GPUs x 4: 56 GiB, planned
+        "optim.accumulate": 4,  # 16 sequences x 8 GPUs x 4
         **_rates,
-        # ZeRO-3 would send twice the bytes, and with these microbatches need 70 GiB.
+        # ZeRO-3 would send twice the bytes, and need more memory with these microbatches.
         "mesh": config.Mesh(data=1, fsdp=8, shard="optimizer"),
         "loop.steps": _scaling.steps,
         "loop.hang_timeout_s": 3600.0,

@@ -1,8 +1,8 @@
 """Wan 2.2's decoder, fine-tuned on your clips at 17x480x768 on one node of 8 H100 (80 GB).
 
 Starts from the published weights. The encoder stays as it is, so diffusion models that make its
-latents keep working. By the plan, it needs 62 GiB and 4 to 6 hours; no run has been made yet. The
-width is not 704 because XLA's GPU compiler, without autotuning, fails at 480x704 (jax 0.10.2).
+latents keep working. No run has been made yet. The width is not 704 because XLA's GPU compiler,
+without autotuning, fails at 480x704 (jax 0.10.2).
 
 Guide: docs/guides/video-autoencoder.md, "Fine-tune the big autoencoder". A specialist would add
 LPIPS and the adversary (the guide has the command), and look at the worst clips: no run has shown

@@ -42,7 +42,9 @@ def main(flags: commands.Bench) -> int:
                 name.replace("start/", "start/warm_"): value
                 for name, value in warm.get("rows", {}).items()
             }
-    code = _finish(keep(findings), flags.json)
+    code = _finish(keep(findings))
+    if flags.json:
+        terminal.out(f"\nwritten to {flags.json}")
     if flags.efficiency is not None:
         _write_efficiency(findings, flags, overrides, flags.efficiency)
     return code
@@ -82,11 +84,8 @@ def _measured(
     )
 
 
-def _finish(findings: dict[str, Any], path: Path | None) -> int:
+def _finish(findings: dict[str, Any]) -> int:
     if "device" in findings:
         terminal.out(f"\n{report.heading(findings)}")
     terminal.out(report.table(findings))
-    if path:
-        report.write(findings, path)
-        terminal.out(f"\nwritten to {path}")
     return 1 if "failure" in findings or findings["failed"] else 0

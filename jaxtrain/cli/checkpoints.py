@@ -89,9 +89,9 @@ def main(flags: commands.Checkpoints) -> int:
     )
     if flags.json:
         content = {
-            "directory": str(run),
+            "directory": location,
             "checkpoints": [dataclasses.asdict(status) for status in statuses],
-            "latest": None if taken is None else str(taken),
+            "latest": None if taken is None else str(taken).replace(str(run), location),
         }
         atomic.write_json(flags.json, content)
     counted = [status for status in statuses if status.path.partition("/")[0] in KINDS]

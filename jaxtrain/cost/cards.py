@@ -174,9 +174,11 @@ def rates(kind: str) -> tuple[float | None, float | None]:
     """Returns a device's peaks of bfloat16 matmuls, FLOP/s, and of memory, bytes/s.
 
     Returns:
-        None for both if the device is of no card in the table.
+        None for both if the device is of no card in the table, or a slice of one (MIG).
     """
     words = set(re.split(r"[^A-Z0-9]+", kind.upper()))
+    if "MIG" in words:  # a slice of a card has a part of its rates
+        return None, None
     for short, card in CARDS.items():
         if words.issuperset(_WORDS.get(short, short.replace("-", " ")).upper().split()):
             return card.bf16_flops, card.memory_rate

@@ -31,7 +31,7 @@ step of a GPT). Others are interpolated."""
 EFFICIENCY = (0.74, 1.01)
 """The least and the largest fraction of the serial bound without a measurement. On one H100, the
 video autoencoder reached 74% (a bound of 107.4 ms, 144.7 measured), BERT base 91% (50.6, 55.3) and
-a GPT of depth 12 101% (146.7, 144.9) (benchmarks/RESULTS.md). Other models and cards have not been
+a GPT of depth 12 101% (146.6, 144.9) (benchmarks/RESULTS.md). Other models and cards have not been
 measured."""
 ERROR = 0.15
 """Factor, less one, by which a time from a measured efficiency is uncertain in both directions: as

@@ -84,7 +84,7 @@ def main(flags: commands.PrepareLatents) -> int:
             "lacking": lacking,
             "failed": failed,
             "teacher": teacher.name,
-            "folder": folders[0],
+            "folders": folders,
         }
         atomic.write_json(flags.json, result)
     # If a few windows lack latents, a repetition would not help.

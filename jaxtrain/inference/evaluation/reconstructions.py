@@ -251,7 +251,6 @@ class Evaluation:
     """
 
     videos: int
-    clips: int
     estimates: dict[str, tuple[Estimate, ...]]
     differences: dict[str, dict[tuple[int, int], Difference]]
 
@@ -275,7 +274,8 @@ def evaluation(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Evaluat
         if not of_video:
             continue  # undefined for every clip
         table = np.array([np.mean(values, axis=0) for values in of_video.values()])
-        limits = LIMITS.get(name, (-math.inf, math.inf))
+        # A distance is named after its network, too: lpips/alex.
+        limits = LIMITS.get(name.partition("/")[0], (-math.inf, math.inf))
         estimates[name] = tuple(intervals.estimate(column, limits) for column in table.T)
         differences[name] = {
             (i, j): intervals.difference(table[:, i], table[:, j])
@@ -284,7 +284,6 @@ def evaluation(measured: Sequence[ClipMetrics], names: Sequence[str]) -> Evaluat
         }
     return Evaluation(
         videos=len({clip.video for clip in measured}),
-        clips=len(measured),
         estimates=estimates,
         differences=differences,
     )
