@@ -134,8 +134,8 @@ METRICS = {
     "mfu": _speed(
         "model FLOPs utilization: FLOPs of the matrix products and convolutions that the loss and "
         "its gradient need, divided by time x devices x the datasheet's dense bf16 rate; keys in "
-        "the windows of attention, a teacher in the step, LPIPS, and the adversary count, "
-        "recomputation and the optimizer do not",
+        "the windows of attention, a teacher in the step, LPIPS, and the adversary (also before it "
+        "begins) count, recomputation and the optimizer do not",
         title="MFU (model / datasheet FLOP/s)",
         unit="fraction",
     ),
