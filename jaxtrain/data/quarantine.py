@@ -158,16 +158,17 @@ def _path_of(line: bytes) -> str | None:
         return None
 
 
-def too_many(bad: int, files: int, largest: float) -> str | None:
+def too_many(bad: int, total: int, largest: float, what: str = "input files") -> str | None:
     """Returns an error text, without the fix, if too many input files are broken; else None.
 
     Args:
         largest: largest tolerated fraction, ``data.max_bad_share``.
+        what: what is counted.
     """
-    if bad <= largest * files:
+    if bad <= largest * total:
         return None
     return (
-        f"{bad} of {files} input files are broken ({bad / files:.1%}), more than "
+        f"{bad} of {total} {what} are broken ({bad / total:.1%}), more than "
         f"data.max_bad_share ({largest:.1%})"
     )
 
@@ -203,12 +204,18 @@ class BrokenFileLimit:
         return self._stop_reason
 
     def _check(self) -> str | None:
-        bad = self._quarantine.recorded() | {file.path for file in self._sources.bad}
+        at_start = {file.path for file in self._sources.bad}
+        bad = self._quarantine.recorded() | at_start
         if new := sorted(bad - self._reported):
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             self._say(f"broken input: {new[0]}{more}; see {self._quarantine.path} for the reason")
             self._reported = bad
-        complaint = too_many(len(bad), self._sources.files, self._largest)
+        if self._sources.pieces is None:
+            complaint = too_many(len(bad), self._sources.files, self._largest)
+        else:
+            complaint = too_many(len(at_start), self._sources.files, self._largest) or too_many(
+                len(bad - at_start), self._sources.pieces, self._largest, "pieces of videos"
+            )
         return complaint and (
             f"{complaint}: fix or remove the files listed in {self._quarantine.path}, or raise "
             "--data.max_bad_share"

@@ -59,6 +59,8 @@ class Sources:
     Attributes:
         files: number of input files, intact and broken.
         bad: input files found broken when the data was opened, with reasons.
+        pieces: number of pieces into which the files were cut, each of which can be damaged by
+            itself; None if training reads the files.
         files_to_keep: name and content of files that each checkpoint stores, so that the model can
             be used without the data, such as a tokenizer.
         example_file: path of an input file, on which a user can try the model; may be empty.
@@ -71,6 +73,7 @@ class Sources:
     files: int
     bad: tuple[BadExample, ...]
     summary: str
+    pieces: int | None = None
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = as_numbers
     example_file: str = ""
@@ -83,6 +86,6 @@ class Sources:
         if val <= train:
             return ""
         return (
-            f"warning: {val:,} examples are for validation, and only {train:,} for training: add "
-            "training data, or set --data.val_path"
+            f"warning: {val:,} {self.groups or 'examples'} are for validation, and only {train:,} "
+            "for training: add training data, or set --data.val_path"
         )

@@ -1,5 +1,6 @@
 """The quarantine, also on a disk that is full or unavailable, and its limit."""
 
+import dataclasses
 import json
 import pickle
 import re
@@ -121,3 +122,21 @@ def test_an_unreadable_quarantine_is_not_an_error(tmp_path: Path) -> None:
 
     sources = Sources(train=UNREAD, val=UNREAD, files=4, bad=(), summary="")
     assert BrokenFileLimit(sources, Away(tmp_path / "q.jsonl"), 0.1).stop_reason() is None
+
+
+def test_damaged_pieces_are_a_fraction_of_all_pieces(tmp_path: Path) -> None:
+    """Four films of 1,000 pieces each are not half broken if two of the pieces are."""
+    quarantine = Quarantine.open(tmp_path, 0)
+    for film in ("a", "b"):
+        path = f"x.tar/{film}.mp4/00001.mp4"
+        quarantine.add(BadExample(path, "frame 3 is corrupt"), during="training")
+    sources = Sources(train=UNREAD, val=UNREAD, files=4, pieces=4000, bad=(), summary="")
+    assert BrokenFileLimit(sources, quarantine, 0.1).stop_reason() is None
+    few = dataclasses.replace(sources, pieces=19)
+    reason = BrokenFileLimit(few, quarantine, 0.1).stop_reason()
+    assert reason is not None
+    assert reason.startswith("2 of 19 pieces of videos are broken (10.5%)")
+    bad = dataclasses.replace(sources, bad=(BadExample("c.mp4", "no video"),))
+    reason = BrokenFileLimit(bad, quarantine, 0.1).stop_reason()
+    assert reason is not None
+    assert reason.startswith("1 of 4 input files are broken (25.0%)")

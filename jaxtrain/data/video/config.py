@@ -78,8 +78,8 @@ class Config(DataConfig):
     convert_on: Literal["host", "device"] | None = None
     """Where training clips are resized and converted to RGB. With device, the workers only decode,
     and load prepared clips 1.6 times as fast; some values differ by one of 255 levels, at the
-    border by two. None uses device, unless path was written by prepare clips for larger clips or a
-    smaller min_crop_scale."""
+    border by two. None uses device, unless path is a URL or was written by prepare clips for
+    larger clips or a smaller min_crop_scale."""
     max_frame_delta: bounds.Count = 2
     """Largest distance between consecutive frames of a training clip, in frames of the file. Each
     from 1 to this is equally likely; 1 takes every frame."""
@@ -314,10 +314,12 @@ class Config(DataConfig):
             train_clips, val_clips = clips_of_splits
             say(f"latents of teacher {teacher}")
         frames = sum(int(videos.table.rows["frames"][videos.chosen].sum()) for videos in splits)
+        tables = [opened.table] if val_opened is opened else [opened.table, val_opened.table]
         return Sources(
             train=train_clips,
             val=val_clips,
             files=files,
+            pieces=sum(table.pieces for table in tables),
             example_file=_file_of(self.val_path or path, splits[1][0].name),
             bad=tuple(bad),
             groups="videos",

@@ -39,7 +39,7 @@ from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
 from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, cache, disks, file_ends, record
@@ -560,6 +560,11 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
             except InputError as error:  # of this URL: it is gone, or a web page
                 failed[video.name] = str(error)
                 continue
+            except Exception as error:  # such as of an encoder that refuses its size
+                if isinstance(error, (OSError, RunAgain)):
+                    raise
+                failed[video.name] = f"{type(error).__name__}: {first_line(error)}"
+                continue
             notes += _notes(video.name, cut)
             totals.update(pieces=len(cut.pieces), frames=sum(cut.pieces))
             totals.update(frames_left_out=cut.left_out, frames_lost=cut.lost)
@@ -705,6 +710,11 @@ class Table:
     def rows(self) -> np.ndarray:
         """Returns all rows of videos."""
         return numbers_of(self._path(_VIDEOS), _VIDEO)
+
+    @property
+    def pieces(self) -> int:
+        """Returns the number of pieces of all videos."""
+        return len(numbers_of(self._path(_PIECES), _PIECE))
 
     @functools.cached_property
     def names(self) -> list[str]:

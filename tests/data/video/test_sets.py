@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from data.video import sample_videos as sample
@@ -579,6 +580,25 @@ def test_a_video_that_kills_its_worker_fails_alone(
     assert sorted(cuts) == group
     assert not any(name.startswith("one-") for name in tars(out))
     assert table_of(out).length == 8
+
+
+def test_a_video_that_the_encoder_refuses_fails_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FFmpeg's encoder refuses sides of more than 8,191 pixels, when the first frame arrives."""
+    real = pieces.cut
+
+    def cut(path: str, *rest: Any) -> pieces.Cut:
+        if path.endswith("3.mp4"):
+            raise av.ArgumentError(errno.EINVAL, "Invalid argument")
+        return real(path, *rest)
+
+    monkeypatch.setattr(pieces, "cut", cut)
+    outcome, _ = prepared(data, tmp_path / "out")
+    assert outcome.made == 7
+    assert list(outcome.failed) == ["3.mp4"]
+    assert "ArgumentError: " in outcome.failed["3.mp4"]
+    assert list(members(tmp_path / "out")) == ["all.tar"]
 
 
 def test_a_video_that_the_system_refuses_fails_alone_and_is_tried_again(
