@@ -30,6 +30,7 @@ from jaxtrain import terminal
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, bucket_folders, cache, stand_ins
 from jaxtrain.storage.atomic import appearing, remove_leftovers
+from jaxtrain.storage.bucket import normalized
 from jaxtrain.storage.disks import check_room, disk_trouble
 
 _FILES_AT_ONCE = 8
@@ -158,7 +159,7 @@ def copy_folder(
     Args:
         wanted: which files to fetch, by their names relative to the folder.
     """
-    top = f"{address.rstrip('/')}/"
+    top = f"{normalized(address, flag)}/"
     listed = {
         url: version
         for url, version in list_folder(address, flag).items()
@@ -166,9 +167,13 @@ def copy_folder(
     }
     for url, copy in fetch(listed, cache_root, flag, say).items():
         place = folder / url.removeprefix(top)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        place.symlink_to(copy)
+        # The other processes of a host make the same links, and active runs read them.
+        if not (place.is_symlink() and os.readlink(place) == copy):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            beside = place.with_name(f".{place.name}.{os.getpid()}")
+            beside.unlink(missing_ok=True)
+            beside.symlink_to(copy)
+            beside.replace(place)
 
 
 def _has_another(path: Path) -> bool:

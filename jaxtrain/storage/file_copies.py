@@ -158,7 +158,9 @@ class FileCopies:
         beside = path.with_name(f".{path.name}.partial")
         chain = _chain(self._segments.get(name, ()))
         if not chain:
-            self._bucket.download(name, beside)
+            if not self._bucket.download(name, beside):  # it was deleted in the meantime
+                beside.unlink(missing_ok=True)  # of a try that was interrupted
+                return
         else:
             try:
                 with beside.open("wb") as file:
@@ -166,9 +168,8 @@ class FileCopies:
             except BaseException:
                 beside.unlink(missing_ok=True)  # a hole in it must not become the file
                 raise
-        if beside.exists():  # otherwise it was deleted in the meantime
-            beside.replace(path)
-            self._states[name] = _state(path)
+        beside.replace(path)
+        self._states[name] = _state(path)
 
     def _write_segments(self, name: str, chain: list[_Segment], file: BinaryIO) -> None:
         """Writes the segments of a file.

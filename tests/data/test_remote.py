@@ -363,3 +363,22 @@ def test_addresses_that_differ_in_their_query_are_different_files(
     assert len({one.name for one in found}) == len({one.path for one in found}) == 2
     assert all(one.name.endswith(".mp4") for one in found)
     assert SECRET not in str(found)
+
+
+def test_links_to_fetched_files_are_never_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes of a host make the same links, and active runs read them."""
+    copy = tmp_path / "cache" / "all.tar"
+    copy.parent.mkdir()
+    copy.write_bytes(b"content")
+    listed = {"gs://bucket/one/sub/all.tar": (7, "etag")}
+    monkeypatch.setattr(remote, "list_folder", lambda address, flag: listed)
+    monkeypatch.setattr(remote, "fetch", lambda listed, *more: dict.fromkeys(listed, str(copy)))
+    place = tmp_path / "set" / "sub" / "all.tar"
+    for _ in range(2):
+        remote.copy_folder("gcs://bucket/one/", tmp_path / "set", tmp_path, "--x", print)
+        assert place.read_bytes() == b"content"
+    assert [path.name for path in place.parent.iterdir()] == ["all.tar"]
+    monkeypatch.setattr(Path, "unlink", None)  # a link that is right is not touched
+    remote.copy_folder("gcs://bucket/one/", tmp_path / "set", tmp_path, "--x", print)
