@@ -112,13 +112,17 @@ def checkpoint_of_run(
 
 
 def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool:
-    """Whether a run is likely to start from a checkpoint; reads none."""
+    """Whether a run is likely to start from a checkpoint; reads none.
+
+    Args:
+        root: the folder of the runs of its config, ``output/NAME``.
+    """
     if resume is None:
         return False
     if resume != "latest":
         return True  # or an error, which the run reports
     if output_dir is None:
-        return bool(newest_runs(root))
+        return newest_run(root) is not None
     return any(pointer.newest_complete(output_dir / kind) for kind in KINDS)
 
 

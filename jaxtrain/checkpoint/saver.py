@@ -47,9 +47,8 @@ class SaveFailed(RunAgain):
     All processes of a run raise it for the same save, whichever process failed.
     """
 
-    def __init__(self, message: str, step: int, why: str, *, reported: bool) -> None:
+    def __init__(self, message: str, why: str, *, reported: bool) -> None:
         super().__init__(message)
-        self.step = step
         self.why = why
         self.reported = reported
 
@@ -445,7 +444,6 @@ class CheckpointSaver:
         return SaveFailed(
             f"checkpoint {step} could not be written to {self._run_dir} ({failure}): {intact}; "
             f"{cure}",
-            step,
             failure,
             reported=reported,
         )

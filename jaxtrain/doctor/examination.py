@@ -117,7 +117,7 @@ def run_groups(request: dict[str, Any], send: Send) -> None:
         output=output.absolute(),
         url=url,
         resumes=resume.is_expected(
-            request["resume"], output if output_dir else None, run_directory.ROOT
+            request["resume"], output if output_dir else None, run_directory.ROOT / run.name
         ),
         simulate_devices=request["simulate_devices"],
         driver=hardware.driver(),

@@ -49,6 +49,9 @@ def device_checks(subject: Subject) -> dict[str, Check]:
     }
 
 
+_STAGED = 3  # checkpoints of a run in a bucket: the newest, in upload, being written
+
+
 def system_checks(subject: Subject) -> dict[str, Check]:
     """Returns the checks of the group "system"."""
     return {
@@ -56,7 +59,9 @@ def system_checks(subject: Subject) -> dict[str, Check]:
         "shared memory": lambda: shared_memory(subject.run, subject.workers, subject.rows),
         # Files in a bucket survive without the folder where they are staged.
         "file system": lambda: () if subject.url else file_system(subject.base),
-        "free disk": lambda: free_disk(subject.run, subject.base, subject.state_bytes),
+        "free disk": lambda: free_disk(
+            subject.run, subject.base, subject.state_bytes, in_bucket=subject.url is not None
+        ),
     }
 
 
@@ -265,8 +270,24 @@ def file_system(folder: Path) -> Iterator[Finding]:
         yield ok(seen)
 
 
-def free_disk(run: config.Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
-    """Checks that all checkpoints that are kept fit, plus the one being written."""
+def free_disk(
+    run: config.Run, folder: Path, state_bytes: int, *, in_bucket: bool = False
+) -> Iterator[Finding]:
+    """Checks that all checkpoints that are kept fit, plus the one being written.
+
+    Args:
+        in_bucket: whether a bucket keeps them.
+    """
+    if in_bucket:
+        need, free = _STAGED * state_bytes, free_bytes(folder)
+        seen = f"{size(free)} free at {folder}; {_STAGED} checkpoints need {size(need)}"
+        if need <= free:
+            yield ok(seen)
+        else:
+            yield problem(
+                seen, f"free {size(need - free)} there, or set $JAXTRAIN_CACHE to another folder"
+            )
+        return
     settings = run.checkpoint
     best = settings.best_metric is not None
     kept = store.most_kept(settings.keep, replays=run.loop.replay_every is not None)

@@ -71,11 +71,6 @@ class Subject:
         return step_setup.build_without_data(run, self.one_device)
 
     @property
-    def devices(self) -> int:
-        """Number of the config's devices that belong to this process."""
-        return max(1, self.run.mesh.devices // self.store.count)
-
-    @property
     def rows(self) -> int:
         """Number of examples of a global batch that this process loads."""
         return max(1, self.run.data.batch_size // self.store.count)

@@ -249,6 +249,10 @@ def test_is_expected(run: Path, tmp_path: Path) -> None:
     assert not resume.is_expected("latest", None, root)
     assert resume.is_expected("200", tmp_path, root)
     assert resume.is_expected("latest", run, root)
+    of_another_config = tmp_path / "output" / "another"
+    shutil.copytree(run, of_another_config / "0")
+    assert not resume.is_expected("latest", None, tmp_path / "output" / "this")
+    assert resume.is_expected("latest", None, of_another_config)
 
 
 def test_a_rollback_prefers_regular_checkpoints(tmp_path: Path) -> None:

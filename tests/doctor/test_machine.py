@@ -159,6 +159,10 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         best = tiny("--checkpoint.best_metric", "val/loss", "--loop.eval_every", "1")
         assert "+ the best +" in only_problem(machine.free_disk(best, folder, 2**21)).seen
         assert all_ok(machine.free_disk(run, folder, 2**19))
+        assert all_ok(machine.free_disk(run, folder, 2**20, in_bucket=True))
+        staged = only_problem(machine.free_disk(run, folder, 2**21, in_bucket=True))
+        assert staged.seen.endswith("3 checkpoints need 6.0 MiB")
+        assert "$JAXTRAIN_CACHE" in staged.cure
 
 
 def test_memory_and_a_containers_layer_are_warnings(

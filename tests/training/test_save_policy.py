@@ -59,9 +59,7 @@ class CheckpointSaver:
         assert self._failure is None, "nobody waited"
         self.metas.append(meta)
         number = len(self.metas)
-        failure = saver.SaveFailed(
-            f"save {number} failed", meta["step"], "full", reported=number in self._later
-        )
+        failure = saver.SaveFailed(f"save {number} failed", "full", reported=number in self._later)
         if number in self._at_once:
             raise failure
         self._failure = failure if number in self._later else None
