@@ -109,7 +109,7 @@ def run_directory(arguments: Sequence[str]) -> tuple[Path, bool]:
     from jaxtrain.storage import cache
     from jaxtrain.storage.bucket import normalized
 
-    cache_dir = option("--data.cache_dir", arguments)
+    cache_dir = option("--data.cache_dir", arguments) or option("--data.cache-dir", arguments)
     name = option("--config", arguments)
     if name is None and arguments[:1] == ["train"]:
         name = "".join(arguments[1:2])

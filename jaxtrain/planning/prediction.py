@@ -146,8 +146,8 @@ def run_time(
     if step.total is None:
         return RunTime(None, rates, None, None, price, None)
     steps, replay_every, compile_s = step.total, run.loop.replay_every, step.compile_s
-    replays = -(-steps // replay_every) if replay_every else 0  # and the last step
-    validations = steps // run.loop.eval_every if run.loop.eval_every else 0
+    replays = -(-steps // replay_every) if replay_every else 0  # and the last step, as validations
+    validations = -(-steps // run.loop.eval_every) if run.loop.eval_every else 0
     batches = run.loop.eval_examples / run.data.batch_size
     forward = FORWARD * run.validation_scale
     samples_s = validations * sum(SAMPLE_S[kind] * pixels for kind, pixels in step.samples.items())

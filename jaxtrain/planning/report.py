@@ -168,7 +168,7 @@ def _traffic(plan: "Plan") -> list[str]:
         return []
     rows = cost.traffic or ()
     hidden = time.hidden / time.communication if time.communication else 0.0
-    link = plan.card.link.split("; ")[0 if plan.nodes == 1 else 1]
+    link = plan.card.link.split("; ")[0 if plan.nodes == 1 else -1]
     return [
         f"  communication {1000 * time.communication:9.2f} ms   {cost.sent_bytes / 1e6:.2f} MB "
         f"sent, {hidden:.0%} overlapped",

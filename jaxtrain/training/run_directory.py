@@ -57,7 +57,8 @@ FILES = {
     "progress.json": "the validations so far, and the last step that was computed twice with equal "
     "results",
     ".lock": "held by the active run; names its host and process",
-    "quarantine.jsonl": "input that is damaged or too short, with the reason",
+    "quarantine.jsonl": "input that is damaged or too short, with the reason; "
+    "`quarantine.1.jsonl` is that of process 1",
     "bad_steps.jsonl": "skipped steps and their examples; `step` is the number of completed steps "
     "before it: 2 for what the console calls step 3",
     own_files.RESTARTS: "how often in a row SLURM or Kubernetes restarted the run without a new "
@@ -66,6 +67,7 @@ FILES = {
     "its records have more than 8 MB",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
     "log.txt": "the console output; `log.1.txt` is that of process 1",
+    "doctor.0.txt": "with `launch/local.sh 4 --doctor`, what doctor says of process 0",
     "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
     "trackers/": "with `--track`, for each tracker: the id of its run, and the last step sent",
     "wandb/": "with `--track wandb`, W&B's own files",
@@ -78,7 +80,7 @@ FILES = {
 _OTHER_FOLDER = "choose another --output-dir"
 _REPORT = "report.html"
 # Folders with files of write_whole.
-_WRITTEN_WHOLE = ("tensorboard", "samples", "profile")
+_WRITTEN_WHOLE = ("tensorboard", "samples", "profile", "trackers")
 _FOLDERS = (*KINDS, ASIDE)
 _POINTER = re.compile(r"[0-9]+(-[0-9a-f]+)?\.(json|txt)")
 

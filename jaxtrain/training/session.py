@@ -170,7 +170,10 @@ def _end(setup: TrainSetup, flags: RunFlags) -> int:
     if decision != CONTINUE:
         again = run_summary.resume_command(program, arguments, setup.location)
         each = run_summary.in_each(jax.process_count())
-        log.say(f"resume{each} with: {again}" if arguments else again)
+        # A resume ends again if a gate is not met.
+        progress = setup.save_policy.run_progress
+        nothing = run_summary.nothing_to_do(run, recorder.step, setup.total, progress)
+        log.say(nothing or (f"resume{each} with: {again}" if arguments else again))
     else:
         run_summary.print_summary(
             run,

@@ -219,8 +219,8 @@ def open_directory(
             path = run_directory.prepare(run.name, flags.output_dir, flags.resume)
             place: Place = Folder(path)
         else:
+            stack.callback(uploader.close)  # also after a claim that fails with the lease
             uploader.claim()
-            stack.callback(uploader.close)
             run_directory.prepare_cache(uploader.directory, uploader.place)
             path, place = uploader.directory, uploader.place
         begun = _open_start(run, flags, path, place, uploader, log)
