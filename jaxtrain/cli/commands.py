@@ -443,7 +443,7 @@ class PrepareSets(Command):
     cache_dir: Annotated[str | None, "DIR"] = None
     """the cache (default: $JAXTRAIN_CACHE, or else ~/.cache/jaxtrain)"""
     prune: Annotated[int | None, "DAYS"] = None
-    """delete the sets that no run has used for so many days"""
+    """delete the sets that no run has opened for so many days, longer than a run trains"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

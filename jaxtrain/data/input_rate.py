@@ -64,7 +64,7 @@ def _relative_pixels(model: Any) -> float:
 
 
 KINDS = {
-    # `most` was measured beside other work on cores like the faster machine's. `least` is not
+    # `high` was measured beside other work on cores like the faster machine's. `low` is not
     # measured, but scaled by the rates of H.264 clips on both machines, 11.0 and 22.7. Of a clip's
     # 21 ms, opening the file takes 0.5. What each example and its pixels take was measured with
     # data.crop and data.crops_per_clip (benchmarks/LOG.md).

@@ -238,9 +238,10 @@ def _cached(named: Named) -> Found:
             raise InputError(f"no {huggingface.SETTINGS}; a single file is hf:ORG/MODEL:FILE")
         return Found(folder.name, _needed(named, sizes, lambda: folder / huggingface.INDEX))
     except (LocalEntryNotFoundError, InputError) as error:
+        why = f" ({error})" if isinstance(error, InputError) else ""
         raise InputError(
-            f"{named.text} is not completely in the cache, and HF_HUB_OFFLINE is set: unset it, "
-            "or download the model on a machine with a network into the same $HF_HOME"
+            f"{named.text} is not completely in the cache{why}, and HF_HUB_OFFLINE is set: unset "
+            "it, or download the model on a machine with a network into the same $HF_HOME"
         ) from error
 
 

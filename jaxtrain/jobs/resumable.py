@@ -56,8 +56,8 @@ Make = Callable[["Item", Path], Record]
 """(item, the file or folder to make, which does not exist) -> details for the record, as JSON.
 
 The detail "notes" has messages for the user; details that are numbers are summed up. The detail
-"again" says that the next command is to make the output again, because an input could not be read;
-"absent" is the path of one that does not exist on this machine.
+"again" says that the next command is to make the output, a file, again, because an input could not
+be read; "absent" is the path of one that does not exist on this machine.
 
 Raises:
     BadExample: the content of the input is broken. The item is not tried again until it changes.

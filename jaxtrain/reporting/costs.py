@@ -136,7 +136,7 @@ def memory(runs: Sequence[RecordedRun]) -> Html:
     ]
     note = (
         "Planned: what the compiled step needs, as reported by the compiler (XLA), and on a GPU "
-        f"what plan assumes for cuDNN. {measured}"
+        f"what plan assumes for cuDNN; with loop.replay_every a second state, too. {measured}"
     )
     return section("Memory", side_by_side(runs, rows), note=note)
 
@@ -195,7 +195,7 @@ def throughput(runs: Sequence[RecordedRun]) -> Html:
     ]
     note = (
         "Measured between log lines, without validations and saves; medians over the run. Model "
-        "FLOP/s: the model's formula for one step, times the measured steps per second."
+        "FLOP/s: those of its matmuls and convolutions in a step, times measured steps per second."
     )
     kinds = {run.last("start").get("device_kind") for run in runs if not facts.peak_flops(run)}
     if unknown := ", ".join(sorted(filter(None, kinds))):

@@ -29,7 +29,7 @@ CATEGORIES = {
     COMPILE: "XLA compilation for training and validation",
     START: "imports, connecting, reading the data index, restoring, writing the report, closing",
     ROLLBACK: "restoring a checkpoint after skipped steps in a row",
-    OTHER: "finding a NaN, reading a profile, and between the measured phases",
+    OTHER: "reading a profile, and between the measured phases",
     REPEATED: "steps trained twice because the run was resumed from an older checkpoint",
     DOWN: "from the last record of a start that was killed or interrupted to the next start",
 }

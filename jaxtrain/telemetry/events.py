@@ -194,7 +194,7 @@ class StepCompiled:
 
     Attributes:
         state_bytes: size of the training state on each device.
-        params: number of trainable parameters.
+        params: number of parameters, also of frozen ones.
         planned: what ``plan`` says (:func:`jaxtrain.training.diagnosis.planned.planned`).
     """
 

@@ -1,4 +1,4 @@
-"""GPUs, their driver, and host memory: datasheet peaks, NVML, and system metrics during training.
+"""GPUs, their driver, and host memory: NVML, and system metrics during training.
 
 :class:`SystemMetrics` samples in the background:
 

@@ -8,13 +8,17 @@ from jaxtrain.cli import commands
 from jaxtrain.data.video import sets
 from jaxtrain.errors import InputError
 from jaxtrain.formats import counted
-from jaxtrain.storage import cache
+from jaxtrain.storage import addresses, cache
 
 _DAY_S = 86_400
 
 
 def main(flags: commands.PrepareSets) -> int:
     """Runs the command and returns its exit code."""
+    if (url := cache.url(flags.cache_dir)) is not None:
+        raise InputError(
+            f"the cache is {addresses.public(url)}, where no run marks its use of a set"
+        )
     root = cache.path_of(flags.cache_dir)
     kept = deleted = 0
     for cached in sets.cached(root):

@@ -132,7 +132,10 @@ def _rows(
     with open(path, "rb") as file:
         file.seek(location.begin)
         for _ in range(location.shape[0]):
-            content = file.read(size)
+            try:
+                content = file.read(size)
+            except OSError as error:  # here, because the output is being written around it
+                raise disks.disk_trouble(error, f"{path} cannot be read", "copy it") from error
             if len(content) < size:
                 raise InputError(
                     f"{path} was truncated while being read: run the command again once no other "
