@@ -228,7 +228,7 @@ def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
 _FIELDS = "fields that the class declares"
 _LITERAL = "names in the function itself"
 CHOSEN = {
-    "cli/evaluate.py _refuse": "names in its callers",
+    "cli/command_line.py refuse": "names in its callers",
     "cli/evaluate.py main": _LITERAL,
     "inference/teachers.py Own.__init__": _FIELDS,
     "cli/evaluate.py _resolved": "names in the table _USUAL",

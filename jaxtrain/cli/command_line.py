@@ -1,7 +1,9 @@
 """Runs a command: its help, its flags, its module; and what commands share."""
 
 import contextlib
+import dataclasses
 import importlib
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -127,3 +129,16 @@ def resumable(finished: str) -> Iterator[None]:
                 f"stopped; finished {finished} are kept: start the same command again to continue"
             )
         raise
+
+
+def refuse(command: Command, names: Sequence[str], reason: str) -> None:
+    """Refuses flags that have no effect.
+
+    Raises:
+        InputError: one of these fields has another value than its default.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(command)}
+    for name in names:
+        if (value := getattr(command, name)) != defaults[name]:
+            text = shlex.join(value) if isinstance(value, tuple) else value
+            raise InputError(f"--{name.replace('_', '-')} {text}: {reason}; omit the flag")

@@ -1,6 +1,5 @@
 """``jaxtrain compare``: tells whether a change is better."""
 
-import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,11 @@ from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic
 
-# Flags with an effect on runs that exist.
-_OF_EXISTING = ("arguments", "config", "others", "metric", "practical", "json")
+# Flags without an effect on runs that exist.
+_OF_TRAINING = (
+    *("change", "change_code", "at", "fit_time", "pairs", "hours", "output_dir", "runs"),
+    *("keep_checkpoints", "simulate_devices"),
+)
 
 
 def main(flags: commands.Compare) -> int:
@@ -41,14 +43,10 @@ def main(flags: commands.Compare) -> int:
 
 
 def _existing(flags: commands.Compare, folders: list[Path]) -> experiment.Comparison:
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        if field.name not in _OF_EXISTING and value != field.default:
-            flag = "" if field.name == "overrides" else f"--{field.name.replace('_', '-')} "
-            given = flag + (" ".join(value) if isinstance(value, tuple) else str(value))
-            raise InputError(
-                f"compare of runs that exist trains nothing, so {given} has no effect: omit it"
-            )
+    reason = "compare of runs that exist trains nothing"
+    command_line.refuse(flags, _OF_TRAINING, reason)
+    if flags.overrides:
+        raise InputError(f"{' '.join(flags.overrides)}: {reason}; omit it")
     if len(folders) % 2:
         raise InputError(
             f"compare takes pairs of runs, but {len(folders)} folders are given: add the other run "

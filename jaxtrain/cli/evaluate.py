@@ -54,14 +54,14 @@ def main(flags: commands.Evaluate) -> int:
     for source in flags.sources:
         model = weights.model_at(source)
         if model is not None and model.task in language_models.KINDS:
-            _refuse(flags, _VIDEO_FLAGS, f"{source} is a language model")
+            command_line.refuse(flags, _VIDEO_FLAGS, f"{source} is a language model")
             if len(flags.sources) > 1:
                 raise InputError("evaluate: one language model at a time")
             return text.evaluate(flags, source, language_models.KINDS[model.task])
         if model is not None and model.task != "reconstruct":
             tasks = (*language_models.KINDS, "reconstruct")
             raise load.cannot(model, "evaluate", *tasks, source=source)
-    _refuse(flags, _TEXT_FLAGS, f"{flags.sources[0]} is not a language model")
+    command_line.refuse(flags, _TEXT_FLAGS, f"{flags.sources[0]} is not a language model")
     if len(flags.sources) > _MOST_SOURCES:
         raise InputError(
             f"evaluate: {len(flags.sources)} sources given; use at most {_MOST_SOURCES}"
@@ -195,13 +195,6 @@ def _write(worst: Sequence[Image], folder: Path) -> list[Path]:
         atomic.write_whole(path, image.png)
         paths.append(path)
     return paths
-
-
-def _refuse(flags: commands.Evaluate, names: Sequence[str], reason: str) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(flags)}
-    for name in names:
-        if (value := getattr(flags, name)) != defaults[name]:
-            raise InputError(f"--{name.replace('_', '-')} {value}: {reason}; omit the flag")
 
 
 def _held_out(sources: Sequence[Path], data: str) -> Collection[str] | None:
