@@ -20,12 +20,14 @@ from jaxtrain.storage.atomic import write_whole
 NAME = "report.html"
 
 
-def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> list[RecordedRun]:
+def write(
+    directories: Sequence[Path], out: Path, *, holders: Sequence[str | None] | None = None
+) -> list[RecordedRun]:
     """Writes the page of one run, or of several runs side by side.
 
     Args:
         out: the file, which is replaced atomically.
-        own: whether the calling process is the run itself, at its end.
+        holders: the process that trains each run, as in :func:`run_files.read`.
 
     Returns:
         The runs as read.
@@ -37,8 +39,10 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> list[
     labels = run_files.labels(directories)
     try:
         runs = [
-            run_files.read(directory, label, own=own)
-            for directory, label in zip(directories, labels, strict=True)
+            run_files.read(directory, label, holder=holder)
+            for directory, label, holder in zip(
+                directories, labels, holders or [None] * len(directories), strict=True
+            )
         ]
         content = page(runs)
     except (LookupError, TypeError, ValueError, AttributeError) as error:

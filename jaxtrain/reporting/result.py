@@ -38,7 +38,7 @@ class TrainResult:
 
         Keys are ``step``, ``time`` (seconds since 1970), and names such as ``train/loss``.
         """
-        records = run_files.read(self.directory, self.directory.name, own=True).records
+        records = run_files.read(self.directory, self.directory.name, holder="").records
         return [dict(record) for record in records]
 
     @property
@@ -69,7 +69,7 @@ class TrainResult:
         # A run that was stopped before its first record has no metrics.
         recorded = metrics.stat().st_mtime if metrics.exists() else 0.0
         if not path.exists() or path.stat().st_mtime < recorded:
-            page.write([self.directory], path, own=True)
+            page.write([self.directory], path, holders=[""])
         return path
 
     def __repr__(self) -> str:

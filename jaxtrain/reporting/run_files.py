@@ -81,12 +81,12 @@ def check(directory: Path, display_path: object) -> None:
     )
 
 
-def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
+def read(directory: Path, label: str, *, holder: str | None = None) -> RecordedRun:
     """Reads a run directory; unreadable files are listed in ``problems``.
 
     Args:
-        own: whether the calling process is the run itself, at its end. It must not check the run's
-            lock: closing the file would release the lock.
+        holder: the process that trains the run, "" if none does; None looks at the run's lock,
+            which the run itself must not do: closing the file would release the lock.
     """
     problems: list[str] = []
     if not (directory / HISTORY).exists():
@@ -118,7 +118,7 @@ def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
         config=addresses.scrubbed(config_of(directory / CONFIG, problems)),
         records=records,
         history=addresses.scrubbed(lines_of(directory / HISTORY, problems)),
-        active_process="" if own else lock.holder(directory),
+        active_process=lock.holder(directory) if holder is None else holder,
         problems=problems,
     )
 

@@ -194,7 +194,7 @@ def write_report(directory: Path, say: Callable[[str], None], largest: float = m
 
         records = directory / run_files.METRICS
         if records.is_file() and records.stat().st_size <= largest:
-            (run,) = page.write([directory], directory / page.NAME, own=True)
+            (run,) = page.write([directory], directory / page.NAME, holders=[""])
             for line in planned.deviations(run):
                 say(line)
             say(f"report: {shortest_path(str(directory / page.NAME))}")

@@ -6,7 +6,9 @@ import pytest
 from reporting import written_run
 
 from jaxtrain import main
+from jaxtrain.checkpoint import remote
 from jaxtrain.cli import command_line
+from jaxtrain.storage import bucket, lease
 
 
 def test_the_report_of_one_run_is_written_into_its_directory(
@@ -49,3 +51,18 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert printed.out == ""
     assert main.main(["report"]) == 0
     assert "usage: jaxtrain report" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("holder", ["b, process 7", ""])
+def test_a_run_in_a_bucket_trains_if_its_lease_is_held(
+    holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy on the disk has a lock that nobody holds."""
+    history = written_run.full_history()
+    run = written_run.write(tmp_path / "copy", history=history[:-1])
+    monkeypatch.setattr(remote, "run_to_read", lambda url, root, say: run)
+    monkeypatch.setattr(bucket, "Bucket", lambda url: url)
+    monkeypatch.setattr(lease, "holder", {"s3://bucket/run": holder}.__getitem__)
+    assert command_line.run("report", ["s3://bucket/run", "--out", str(tmp_path / "a.html")]) == 0
+    text = (tmp_path / "a.html").read_text()
+    assert ("unless it was killed: b, process 7 holds the lease" in text) == bool(holder)

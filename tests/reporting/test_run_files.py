@@ -52,7 +52,7 @@ def test_a_run_never_checks_its_own_lock(tmp_path: Path, monkeypatch: pytest.Mon
     written_run.write(tmp_path)
     monkeypatch.setattr(lock, "holder", lambda directory: "host, process 7")
     assert run_files.read(tmp_path, "a").active_process == "host, process 7"
-    assert run_files.read(tmp_path, "a", own=True).active_process == ""
+    assert run_files.read(tmp_path, "a", holder="").active_process == ""
 
 
 def test_labels_are_short_and_unique() -> None:
