@@ -240,8 +240,8 @@ def _cached(named: Named) -> Found:
     except (LocalEntryNotFoundError, InputError) as error:
         why = f" ({error})" if isinstance(error, InputError) else ""
         raise InputError(
-            f"{named.text} is not completely in the cache{why}, and HF_HUB_OFFLINE is set: unset "
-            "it, or download the model on a machine with a network into the same $HF_HOME"
+            f"{named.text} is not completely in the cache, and HF_HUB_OFFLINE is set: unset it, "
+            f"or download the model on a machine with a network into the same $HF_HOME{why}"
         ) from error
 
 
