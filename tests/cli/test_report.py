@@ -57,7 +57,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_run_in_a_bucket_trains_if_its_lease_is_held(
     holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copy on the disk has a lock that nobody holds."""
+    """Its copy on the disk is not locked."""
     history = written_run.full_history()
     run = written_run.write(tmp_path / "copy", history=history[:-1])
     monkeypatch.setattr(remote, "run_to_read", lambda url, root, say: run)
