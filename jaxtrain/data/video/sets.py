@@ -28,6 +28,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import av
 import numpy as np
 
 from jaxtrain import formats, machine
@@ -39,7 +40,7 @@ from jaxtrain.data.video import files, pieces
 from jaxtrain.data.video.files import VideoFile
 from jaxtrain.data.video.pieces import Settings
 from jaxtrain.data.video.reader import Frame, Look, Reader, Span
-from jaxtrain.errors import BadExample, InputError, RunAgain, first_line
+from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.jobs import resumable
 from jaxtrain.jobs.engines import Engine, Processes, Threads, Worker
 from jaxtrain.storage import addresses, cache, disks, file_ends, record
@@ -560,8 +561,8 @@ def _make(settings: Settings, item: resumable.Item, path: Path) -> dict[str, Any
             except InputError as error:  # of this URL: it is gone, or a web page
                 failed[video.name] = str(error)
                 continue
-            except Exception as error:  # such as of an encoder that refuses its size
-                if isinstance(error, (OSError, RunAgain)):
+            except av.FFmpegError as error:  # such as of an encoder that refuses its size
+                if isinstance(error, OSError):
                     raise
                 failed[video.name] = f"{type(error).__name__}: {first_line(error)}"
                 continue
